@@ -279,14 +279,14 @@ class ChildrenEndedError(OrchestratorError):
 
 
 class ChildGroup:
-    """Children of several threads that are ended together. Thread-safe."""
+    """Children and other processes of several threads that are ended together. Thread-safe."""
 
     def __init__(self) -> None:
-        self._children: weakref.WeakSet[Child[Any]] = weakref.WeakSet()
+        self._children: weakref.WeakSet[Child[Any] | subprocess.Popen[bytes]] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._ended = False
 
-    def add(self, child: Child[Any]) -> None:
+    def add(self, child: Child[Any] | subprocess.Popen[bytes]) -> None:
         """Add a child, which ends with the group; raises ChildrenEndedError if the group has ended."""
         with self._lock:
             if self._ended:

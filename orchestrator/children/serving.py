@@ -31,7 +31,6 @@ SERVICES = {
     "devices": "orchestrator.devices.listing_service",
     "keys": "orchestrator.key_dependence.looking",
     "packs": "orchestrator.packs.service",
-    "spirv-val": "orchestrator.sets.spirv.val_batch",
 }
 """Services by name. Each module has `Request`, the type of requests, and `serve`, which takes a `Channel`."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
@@ -17,10 +16,9 @@ from orchestrator.devices.identified import SpirvProvider
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import RecordError, expect
 from orchestrator.sets.archive.hashes import hash_u64, hash_values
-from orchestrator.sets.archive.modules import ShaderModule, actual_key, decode_module, decode_modules
+from orchestrator.sets.archive.modules import ShaderModule, actual_key, decode_module
 from orchestrator.sets.archive.reader import (
     Archive,
-    ArchiveLimits,
     CombinedRecords,
     Place,
     archives_of,
@@ -76,7 +74,6 @@ class PipelineSet(Closing):
     def open(
         cls,
         paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        limits: ArchiveLimits | None = None,
         *,
         indexed: bool = True,
     ) -> Self:
@@ -84,7 +81,6 @@ class PipelineSet(Closing):
 
         Args:
             paths: One path, or several; of equal records the first path's wins.
-            limits: Caps on what each archive may hold.
             indexed: As for `Archive.open`.
 
         Raises:
@@ -92,7 +88,7 @@ class PipelineSet(Closing):
             ValueError: There is no path.
         """
         several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-        source = open_archives(several, limits, indexed=indexed)
+        source = open_archives(several, indexed=indexed)
         return cls(source, owned=source)
 
     @classmethod
@@ -224,25 +220,6 @@ class PipelineSet(Closing):
                 raise RecordError(int(_MODULE), key, reason, self._note(key, reason))
         return module
 
-    def modules(self, keys: Iterable[int], most: int) -> dict[int, ShaderModule]:
-        """Read several shader modules, which takes less time than one by one; without the damaged ones.
-
-        No more keys are taken once `most` bytes were read.
-        """
-        payloads: dict[int, bytes] = {}
-        size = 0
-        for key in keys:
-            with suppress(KeyError, RecordError):
-                payload = payloads[key] = self._source.payload(_MODULE, key)
-                size += len(payload)
-            if size >= most:
-                break
-        return {  # `module` reports the others
-            key: each
-            for key, each in decode_modules(payloads).items()
-            if not is_unchecked(self._source, _MODULE, key) or self._actual_key(each) in (None, key)
-        }
-
     def module_place(self, key: int) -> Place | None:
         """Where a shader module is; None where it is in no archive."""
         return record_place(self._source, _MODULE, key)
@@ -264,11 +241,6 @@ class PipelineSet(Closing):
         """Whether a file of it was written since it was opened."""
         return any(each.is_changed for each in archives_of(self._source))
 
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """The open files of all its archives."""
-        return tuple(each.descriptor for each in archives_of(self._source))
-
     def verify(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> Verified:
         """Read every record and recompute its key. What is wrong is in `damage` afterwards.
 
@@ -276,10 +248,10 @@ class PipelineSet(Closing):
             progress: Told now and then how many records were read, of how many. What it raises ends the
                 reading.
         """
-        from orchestrator.sets.archive.record_proof import RecordProof, Verified  # a compile asks for none
+        from orchestrator.sets.archive.record_proof import Verified, prove_records  # a compile asks for none
 
         total = sum(self.tag_counts.values())
-        others = RecordProof(self._source, self._log.add).read(lambda read: progress(read, total))
+        others = prove_records(self._source, self._log.add, lambda read: progress(read, total))
         modules = self._source.keys(_MODULE)
         unusable, not_checked = others.unusable, list(others.not_checked)
         for number, key in enumerate(modules, total - len(modules) + 1):

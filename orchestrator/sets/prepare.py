@@ -50,30 +50,18 @@ _EXTENSION: Final = re.compile(r"\bVK_[A-Z]+_\w+")
 _MOST_ADDED: Final = 16
 
 
-def _built_of(opened: OpenedGroup) -> BuiltImage:
-    return opened.built
-
-
 @frozen(eq=False)
 class OpenedGroup:
-    """A group, or part of it, with its device.
+    """A group, or part of it, with its device; whoever handed the group over closes the device."""
 
-    Attributes:
-        group: The group; its pipelines are those that were decoded, and its request is what the device is
-            opened as.
-        device: The device. Whoever handed the group over closes it.
-        built: The image of the pipelines, without what the set leaves out, and what cannot be compiled.
-        split: Groups of the pipelines that need more than this device has, to be opened later.
-        answers: What was asked about devices to decode it.
-        whole: `built` with what the set leaves out.
-    """
-
-    group: FeatureGroup
+    group: FeatureGroup  # with the pipelines that were decoded, and what the device is opened as
     device: Device
-    built: BuiltImage
+    built: BuiltImage  # without what the set leaves out, and what cannot be compiled
+    # Groups of the pipelines that need more than this device has, to be opened later.
     split: tuple[FeatureGroup, ...] = ()
-    answers: tuple[DeviceAnswer, ...] = field(default=(), repr=False)
-    whole: BuiltImage = field(default=Factory(_built_of, takes_self=True), repr=False)
+    answers: tuple[DeviceAnswer, ...] = field(default=(), repr=False)  # what was asked to decode it
+    # `built` with what the set leaves out.
+    whole: BuiltImage = field(default=Factory(lambda self: self.built, takes_self=True), repr=False)
 
     def leaving_out(self, reasons: Mapping[int, str]) -> OpenedGroup:
         """The same group, of which the driver is not given some pipelines; see `PipelineSet.left_out`."""

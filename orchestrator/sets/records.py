@@ -1,8 +1,7 @@
 """What every set is made of: records of (tag, hash, payload), wherever they lie, and pipelines to compile.
 
 Everything above reads sets through `RecordSource`. What a source had to leave out it writes down in a
-`DamageLog`: thread-safe, each thing once, and bounded, so that a hostile file of millions of bad records is
-counted in full and described in part.
+`DamageLog`: thread-safe, each thing once, and bounded.
 """
 
 from __future__ import annotations
@@ -99,33 +98,23 @@ DETAILS_MAX = 10_000
 
 
 class DamageLog:
-    """Collects `Damage`; the first 10,000 entries with their details, all of them by count."""
+    """Collects `Damage`, each once; the first 10,000 that are found."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._entries: dict[Damage, None] = {}
-        self._not_described = 0
 
     def add(self, damage: Damage) -> None:
         """Write something down, unless it stands there already."""
         with self._lock:
-            if damage in self._entries:
-                return
             if len(self._entries) < DETAILS_MAX:
                 self._entries[damage] = None
-            else:
-                self._not_described += 1
 
     @property
     def entries(self) -> tuple[Damage, ...]:
         """What was described so far, in the order it was found."""
         with self._lock:
             return tuple(self._entries)
-
-    def __len__(self) -> int:
-        """How much was found, described or not."""
-        with self._lock:
-            return len(self._entries) + self._not_described
 
 
 KIND_OF_TAG: dict[RecordTag, PipelineKind] = {

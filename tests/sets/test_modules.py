@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -18,7 +17,6 @@ from orchestrator.sets.archive.modules import (
     CODE_SIZE_MAX,
     ShaderModule,
     decode_module,
-    decode_modules,
     encode_module,
     encode_varint,
 )
@@ -51,43 +49,6 @@ def test_the_varint_form() -> None:
 def test_the_encoded_form_is_the_varint_form() -> None:
     assert encode_module(CODE, 2) == payload()
     assert encode_module(CODE, 2, KEY) == payload()
-
-
-def one_of(number: int, *, old: bool = False) -> bytes:
-    """The payload of a module that is named by its number."""
-    code = spirv(*range(number))
-    text = base64.b64encode(code).decode()
-    module = {"codeSize": len(code), "flags": number, "code": text}
-    document = {"version": 6, "shaderModules": {f"{number:016x}": module}}
-    return msgspec.json.encode(document) if old else encode_module(code, number, number)
-
-
-def alone(key: int, data: bytes) -> ShaderModule | None:
-    try:
-        return decode_module(key, data)
-    except RecordError:
-        return None
-
-
-DAMAGE = (
-    lambda payload: payload[:-3],
-    lambda payload: payload + b"\1",
-    lambda payload: payload[:-1] + b"\x81",
-    lambda payload: payload[:-2] + b"\xff" * 6,
-    lambda payload: payload.replace(b'codeSize":', b'codeSize":4'),
-    lambda payload: payload.replace(b'varintSize":', b'varintSize":1'),
-    lambda payload: b"",
-)
-
-
-@given(st.integers(1, 30), st.dictionaries(st.integers(0, 29), st.sampled_from(DAMAGE), max_size=3))
-def test_modules_decoded_together_are_those_that_decode_alone(
-    count: int, damage: dict[int, Callable[[bytes], bytes]]
-) -> None:
-    payloads = {each: one_of(each, old=not each % 5) for each in range(count)}
-    payloads |= {each: damage[each](payloads[each]) for each in damage if each < count}
-    each_alone = {key: alone(key, payload) for key, payload in payloads.items()}
-    assert decode_modules(payloads) == {key: found for key, found in each_alone.items() if found is not None}
 
 
 def test_the_old_form() -> None:

@@ -162,7 +162,6 @@ def test_a_module_without_a_crc_is_read_only_under_its_own_hash(tmp_path: Path, 
     paths[1].write_bytes(archive())
     with PipelineSet.open(paths[: 1 + several]) as pipelines:
         # What a crc proves may have a name by a program's own rule.
-        assert set(pipelines.modules([key, 0x99, 0x97], 1 << 20)) == {key, 0x97}
         assert pipelines.module(key).code == spirv(1)
         assert pipelines.module(0x97).code == spirv(2)
         with pytest.raises(RecordError, match="not the module that was recorded") as error:

@@ -21,9 +21,6 @@ Assumptions: a little-endian machine, as the archives were recorded on.
 from __future__ import annotations
 
 import binascii
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Annotated
 
 import msgspec
@@ -83,27 +80,6 @@ def decode_module(key: int, payload: bytes) -> ShaderModule:
         raise RecordError(RecordTag.SHADER_MODULE, key, f"shader module: {error}") from error
 
 
-def decode_modules(payloads: Mapping[int, bytes]) -> dict[int, ShaderModule]:
-    """The modules that can be decoded, by hash; small ones are decoded together, in half the time."""
-    found: dict[int, ShaderModule] = {}
-    encoded: list[_Encoded] = []
-    for key, payload in payloads.items():
-        with contextlib.suppress(ValueError, RecursionError):  # `decode_module` reports it
-            module, code = _parse(key, payload)
-            if isinstance(code, bytes):
-                found[key] = _checked(key, module, code)
-            else:
-                encoded.append((key, module, code))
-    for group in _groups(encoded):
-        codes = _decode_together([(code, module.code_size // 4) for _, module, code in group])
-        for number, (key, module, data) in enumerate(group):
-            with contextlib.suppress(ValueError):
-                size = module.code_size // 4
-                code = codes[number] if codes else decode_varint(data, size).tobytes()
-                found[key] = _checked(key, module, code)
-    return found
-
-
 def encode_module(code: bytes, flags: int = 0, key: int | None = None) -> bytes:
     """Payload of a shader-module record in the form of version 6."""
     spirv_words(code)
@@ -120,9 +96,6 @@ def actual_key(module: ShaderModule, payload: bytes) -> int | None:
     if _version_decoder.decode(document_text(payload)).version < FORMAT_VERSION:
         return None
     return module_hash(module.code, module.flags)
-
-
-_Encoded = tuple[int, _ModuleEntry, memoryview]
 
 
 def _parse(key: int, payload: bytes) -> tuple[_ModuleEntry, bytes | memoryview]:
@@ -160,19 +133,6 @@ def _checked(key: int, module: _ModuleEntry, code: bytes) -> ShaderModule:
     if not (code.startswith(_MAGIC) and len(code) >= _HEADER_SIZE and len(code) % 4 == 0):
         spirv_words(code)  # raises the right error
     return ShaderModule(key, code, module.flags)
-
-
-def _groups(encoded: Iterable[_Encoded]) -> Iterator[list[_Encoded]]:
-    group: list[_Encoded] = []
-    size = 0
-    for each in encoded:
-        if group and size + len(each[2]) > _CHUNK:
-            yield group
-            group, size = [], 0
-        group.append(each)
-        size += len(each[2])
-    if group:
-        yield group
 
 
 MAX_BYTES = 5
@@ -214,21 +174,6 @@ def _last_end(data: bytes | memoryview, start: int, stop: int) -> int:
         if stop == len(data):
             raise ValueError(f"varint truncated: the word before byte {stop} does not end")
     raise ValueError(f"varint word before byte {stop} has more than {MAX_BYTES} bytes")
-
-
-def _decode_together(runs: Sequence[tuple[bytes | memoryview, int]]) -> list[bytes]:
-    """Words of several runs, as `decode_varint` for each; empty where one of them may be wrong."""
-    data = b"".join([each for each, _ in runs])
-    ends = np.array([len(each) for each, _ in runs]).cumsum()
-    counts = np.array([count for _, count in runs]).cumsum()
-    word_ends = (np.frombuffer(data, np.int8) >= 0).nonzero()[0]
-    if not 0 < len(word_ends) == counts[-1] or (word_ends[counts - 1] + 1 != ends).any():
-        return []
-    try:
-        words = _decode_chunk(data).tobytes()
-    except ValueError:
-        return []
-    return [words[4 * begin : 4 * end] for begin, end in pairwise([0, *counts.tolist()])]
 
 
 def encode_varint(words: npt.ArrayLike) -> bytes:

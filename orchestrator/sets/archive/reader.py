@@ -357,11 +357,6 @@ class Archive(Closing):
             return hash_bytes(content)
 
     @property
-    def descriptor(self) -> int:
-        """The descriptor of the open file; a fork that reads it must keep all descriptors of it open."""
-        return self._require_open()
-
-    @property
     def is_changed(self) -> bool:
         """Whether the file was written since it was opened, so that reads may disagree with each other."""
         return _state_of(self._require_open()) != self._state
@@ -568,16 +563,13 @@ class CombinedRecords(Closing):
 
 
 def open_archives(
-    paths: Sequence[str | os.PathLike[str]],
-    limits: ArchiveLimits | None = None,
-    *,
-    indexed: bool = True,
+    paths: Sequence[str | os.PathLike[str]], *, indexed: bool = True
 ) -> Archive | CombinedRecords:
     """Open one archive, or several as one source; `indexed` as for `Archive.open`."""
     if not paths:
         raise ValueError("no archive is named")
     with contextlib.ExitStack() as undo:
-        opened = [undo.enter_context(Archive.open(path, limits, indexed=indexed)) for path in paths]
+        opened = [undo.enter_context(Archive.open(path, indexed=indexed)) for path in paths]
         undo.pop_all()
     return opened[0] if len(opened) == 1 else CombinedRecords(opened)
 

@@ -2,13 +2,8 @@
 
 Every method returns the key of its record, as the format's recorders compute it, so that keys are stable
 across runs and machines. Objects that differ only in what does not affect the compiled code share a key; the
-first one becomes the record.
-
-Short forms are accepted: fixed-function state under one flat set of names with defaults, attachments by their
-format only, vertex inputs and layouts from the shaders, shader groups without a type. Full forms are taken
-unchanged. State that the driver ignores is left out, as in a capture: tessellation without tessellation
-shaders, vertex input of mesh pipelines, everything after rasterizer discard, and in a pipeline library all
-state of other parts (specification, "Graphics Pipeline Library").
+first one becomes the record. Short forms (encoders.py) are accepted, and full forms taken unchanged. State
+that the driver ignores is left out, as in a capture.
 
 Guarantees: an unknown member, name, key, constant or entry point, and a stage of the wrong kind for its
 pipeline or group, are ManifestErrors that name the entry. A record is written whole or not at all, after all
@@ -18,23 +13,47 @@ Assumptions: one thread builds; the records can be read from any thread once bui
 
 from __future__ import annotations
 
-import base64
-import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import or_
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
-from attrs import Factory, define, evolve, field, frozen
+from attrs import define, field
 
 from orchestrator.devices.request import RECORDED_STRUCTURES, Feature
 from orchestrator.errors import ManifestError, RecordError, shown
 from orchestrator.registry import registry
 from orchestrator.sets.archive.hashes import module_hash
 from orchestrator.sets.archive.modules import encode_module
-from orchestrator.sets.archive.state_hashes import SubpassUse, state_hash, states_read, subpass_uses
-from orchestrator.sets.authoring.names import enum_number, flags_number, snake_case, unknown
+from orchestrator.sets.archive.state_hashes import SubpassUse, state_hash, subpass_uses
+from orchestrator.sets.authoring.encoders import (
+    ALL_PARTS,
+    FRAGMENT_OUTPUT_INTERFACE,
+    FRAGMENT_SHADER,
+    MESH_STAGE,
+    MOST_DIGITS,
+    PRE_RASTERIZATION_SHADERS,
+    VERTEX_INPUT_INTERFACE,
+    Attachments,
+    Flags,
+    Members,
+    Specialization,
+    automatic_bindings,
+    automatic_vertex_input,
+    encode_graphics_state,
+    encode_groups,
+    encode_render_pass,
+    encode_stage,
+    specialized,
+    stage_bit,
+    subpass_attachments,
+    table_of,
+)
+from orchestrator.sets.authoring.encoders import Rendering as Rendering
+from orchestrator.sets.authoring.encoders import ShaderStage as ShaderStage
+from orchestrator.sets.authoring.encoders import Subpass as Subpass
+from orchestrator.sets.authoring.names import enum_number, flags_number, unknown
 from orchestrator.sets.authoring.structures import (
     encode_chain,
     encode_scalar,
@@ -42,582 +61,17 @@ from orchestrator.sets.authoring.structures import (
     handle,
     in_snake_case,
     member_names,
-    sequence,
 )
 from orchestrator.sets.groups import Application, encode_application, encode_link, is_vulkan_version
 from orchestrator.sets.image.documents import TABLES, decode_document
 from orchestrator.sets.needs.context import wrong_stages
 from orchestrator.sets.records import FORMAT_VERSION, RecordTag
-from orchestrator.sets.spirv.interface import ShaderInterface, SpecializationConstant, shader_interface
+from orchestrator.sets.spirv.interface import ShaderInterface, shader_interface
 from orchestrator.sets.spirv.walk import EntryPoint
 
-Specialization = Mapping[int | str, bool | int | float]
-Members = Mapping[str, object]
-Flags = str | int | Sequence[str | int]
 Layout = int | Literal["auto"] | None
 
-_FORMATS = {
-    ("bool", 4): "<I",
-    ("int", 1): "<b", ("int", 2): "<h", ("int", 4): "<i", ("int", 8): "<q",
-    ("uint", 1): "<B", ("uint", 2): "<H", ("uint", 4): "<I", ("uint", 8): "<Q",
-    ("float", 2): "<e", ("float", 4): "<f", ("float", 8): "<d",
-}  # fmt: skip
-
-
-@frozen
-class ShaderStage:
-    """A stage of a pipeline."""
-
-    module: int  # key that `PipelineSetBuilder.shader_module` returned
-    entry: str = "main"
-    stage: str | None = None  # name of the stage, such as ``vertex``; None takes it from the entry point
-    # Values by constant id or by the constant's name in the module.
-    specialization: Specialization = Factory(dict)
-    required_subgroup_size: int | None = None
-    flags: Flags = 0
-    # More structures of the pNext chain, each a mapping with its name as ``structure``.
-    p_next: Sequence[Members] = ()
-
-
-def stage_bit(stage: ShaderStage, interface: ShaderInterface, where: str) -> int:
-    """VkShaderStageFlagBits of a stage, whose entry point must exist for it."""
-    if stage.stage is None:
-        return interface.stage(stage.entry, where)
-    bit = enum_number("VkShaderStageFlagBits", stage.stage, where)
-    if not any(each.name == stage.entry and each.stage == bit for each in interface.entry_points):
-        raise ManifestError(
-            f"{where}: the module has no entry point {stage.entry!r} for stage {stage.stage!r}"
-        )
-    return bit
-
-
-def encode_stage(stage: ShaderStage, interface: ShaderInterface, where: str) -> dict[str, object]:
-    """A stage in the archive's form."""
-    document: dict[str, object] = {
-        "flags": flags_number("VkPipelineShaderStageCreateFlags", stage.flags, f"{where}.flags"),
-        "name": stage.entry,
-        "module": handle(stage.module),
-        "stage": stage_bit(stage, interface, where),
-    }
-    specialization = encode_specialization(stage.specialization, interface, where)
-    if specialization is not None:
-        document["specializationInfo"] = specialization
-    chain = list(stage.p_next)
-    if stage.required_subgroup_size is not None:
-        name = "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo"
-        chain.append({"structure": name, "required_subgroup_size": stage.required_subgroup_size})
-    if chain:
-        document["pNext"] = encode_chain("VkPipelineShaderStageCreateInfo", chain, f"{where}.p_next")
-    return document
-
-
-_MOST_DIGITS = 10
-"""Of a 32-bit number."""
-
-
-def find_constant(interface: ShaderInterface, name: int | str) -> SpecializationConstant | None:
-    """A specialization constant by its id (a number, or its digits) or by its name in the module."""
-    if isinstance(name, str) and name.isascii() and name.isdecimal():
-        name = int(name) if len(name) <= _MOST_DIGITS else -1  # which no constant has
-    return interface.constants.get(name)
-
-
-def encode_specialization(
-    values: Specialization, interface: ShaderInterface, where: str
-) -> dict[str, object] | None:
-    """VkSpecializationInfo in the archive's form, entries by ascending id; None without values."""
-    if not isinstance(values, Mapping):
-        raise ManifestError(f"{where}: specialization gives values by constant, not {values!r}")
-    entries: dict[int, tuple[SpecializationConstant, bytes]] = {}
-    for name, value in values.items():
-        constant = find_constant(interface, name)
-        if constant is None:
-            known = [each.name or str(each.constant_id) for each in interface.specialization]
-            raise unknown(where, "specialization constant", name, known)
-        if constant.constant_id in entries:
-            raise ManifestError(f"{where}: specialization constant {constant.constant_id} is given twice")
-        entries[constant.constant_id] = (
-            constant,
-            pack_constant(constant, value, f"{where}.specialization.{name}"),
-        )
-    if not entries:
-        return None
-    data = b""
-    mapped: list[dict[str, object]] = []
-    for constant_id in sorted(entries):
-        constant, packed = entries[constant_id]
-        data += b"\0" * (-len(data) % constant.size)
-        mapped.append({"offset": len(data), "size": constant.size, "constantID": constant_id})
-        data += packed
-    return {"dataSize": len(data), "data": base64.b64encode(data).decode(), "mapEntries": mapped}
-
-
-def pack_constant(constant: SpecializationConstant, value: object, where: str) -> bytes:
-    """The value of a specialization constant as VkSpecializationInfo has it; it must fit its type."""
-    name = constant.kind if constant.kind == "bool" else f"{constant.kind}{constant.size * 8}"
-    if constant.kind == "bool":
-        fits = isinstance(value, bool)
-    else:
-        allowed = (int, float) if constant.kind == "float" else int
-        fits = isinstance(value, allowed) and not isinstance(value, bool)
-    layout = _FORMATS.get((constant.kind, constant.size))
-    if not fits or layout is None:
-        raise ManifestError(f"{where}: {value!r} does not fit a constant of type {name}")
-    try:
-        return struct.pack(layout, value)
-    except (struct.error, OverflowError):
-        raise ManifestError(f"{where}: {value!r} is out of the range of {name}") from None
-
-
-def _specialized(interface: ShaderInterface, values: Specialization, where: str) -> ShaderInterface:
-    encode_specialization(values, interface, where)  # refuses what does not fit
-    given = {
-        constant.constant_id: int(value)
-        for name, value in values.items()
-        if (constant := find_constant(interface, name)) is not None and constant.kind in ("int", "uint")
-    }
-    return evolve(
-        interface,
-        descriptors=tuple(
-            each if each.sized_by is None else evolve(each, count=given.get(each.sized_by, each.count))
-            for each in interface.descriptors
-        ),
-    )
-
-
-def automatic_vertex_input(interface: ShaderInterface) -> dict[str, object]:
-    """Vertex input for a vertex shader: its inputs in the order of locations, interleaved in binding 0."""
-    attributes: list[dict[str, object]] = []
-    offset = 0
-    for each in interface.inputs:
-        attributes.append({"location": each.location, "binding": 0, "offset": offset, "format": each.format})
-        offset += (each.size + 3) // 4 * 4
-    bindings = [{"binding": 0, "stride": offset, "input_rate": "vertex"}] if attributes else []
-    return {"bindings": bindings, "attributes": attributes}
-
-
-def automatic_bindings(
-    shaders: Sequence[tuple[int, ShaderInterface]], where: str
-) -> tuple[list[list[dict[str, object]]], list[dict[str, object]]]:
-    """Bindings of each descriptor set, and push-constant ranges, that shaders need together."""
-    found: dict[tuple[int, int], list[int]] = {}  # (set, binding) → [type, count, stages]
-    endless: dict[str, None] = {}
-    stages, begin, end = 0, 0xFFFFFFFF, 0
-    for bit, interface in shaders:
-        for each in interface.descriptors:
-            at = f"{where}: set {each.set}, binding {each.binding}"
-            if each.set >= _MOST_SETS:
-                raise ManifestError(f"{at}: no device has so many descriptor sets; {_MOST_SETS} are allowed")
-            if each.count == 0:
-                endless[f"set {each.set}, binding {each.binding}"] = None
-            have = found.setdefault((each.set, each.binding), [each.descriptor_type, each.count, 0])
-            if have[0] != each.descriptor_type:
-                raise ManifestError(f"{at} has descriptor types {have[0]} and {each.descriptor_type}")
-            have[1] = max(have[1], each.count)
-            have[2] |= bit
-        if interface.push_constants is not None:
-            offset, size = interface.push_constants
-            stages, begin, end = stages | bit, min(begin, offset), max(end, offset + size)
-    if endless:
-        raise ManifestError(
-            f"{where}: {' and '.join(endless)} {'is an array' if len(endless) == 1 else 'are arrays'} "
-            'without a length; declare the layout instead of "auto"'
-        )
-    sets: list[list[dict[str, object]]] = [[] for _ in range(1 + max((key[0] for key in found), default=-1))]
-    for (number, binding), (descriptor_type, count, bits) in sorted(found.items()):
-        names = ("binding", "descriptor_type", "descriptor_count", "stage_flags")
-        sets[number].append(dict(zip(names, (binding, descriptor_type, count, bits), strict=True)))
-    ranges: list[dict[str, object]] = []
-    if stages:
-        ranges.append({"stage_flags": stages, "offset": begin, "size": end - begin})
-    return sets, ranges
-
-
-_MOST_SETS = 256
-"""VkPhysicalDeviceLimits::maxBoundDescriptorSets is 4 to 32 on desktop drivers."""
-
-VERTEX_INPUT_INTERFACE = 1
-PRE_RASTERIZATION_SHADERS = 2
-FRAGMENT_SHADER = 4
-FRAGMENT_OUTPUT_INTERFACE = 8
-ALL_PARTS = 15
-
-TESSELLATION_STAGES = 2 | 4
-MESH_STAGE = 0x80
-
-# Structures of graphics state, by the archive's names of their tables.
-_STRUCTURES = {
-    "inputAssemblyState": "VkPipelineInputAssemblyStateCreateInfo",
-    "tessellationState": "VkPipelineTessellationStateCreateInfo",
-    "viewportState": "VkPipelineViewportStateCreateInfo",
-    "rasterizationState": "VkPipelineRasterizationStateCreateInfo",
-    "multisampleState": "VkPipelineMultisampleStateCreateInfo",
-    "depthStencilState": "VkPipelineDepthStencilStateCreateInfo",
-    "colorBlendState": "VkPipelineColorBlendStateCreateInfo",
-    "dynamicState": "VkPipelineDynamicStateCreateInfo",
-}
-_ATTACHMENT = "VkPipelineColorBlendAttachmentState"
-_OWN = ("blend", "color_write_mask")
-_CHAINS = {f"{snake_case(table.removesuffix('State'))}_p_next": table for table in _STRUCTURES}
-del _CHAINS["dynamic_p_next"]
-
-_DYNAMIC_DISCARD = 1000377001  # VK_DYNAMIC_STATE_RASTERIZER_DISCARD_ENABLE
-_VIEWPORTS = (("viewport", 0, 1000267003, "04130", "04132"), ("scissor", 1, 1000267004, "04131", "04133"))
-"""Name, VkDynamicState of it, VkDynamicState of it with its count, rule that one is needed, that not both."""
-
-
-def _blend(source: str, destination: str, alpha: str = "one") -> dict[str, object]:
-    return {
-        "blend_enable": True,
-        "src_color_blend_factor": source,
-        "dst_color_blend_factor": destination,
-        "src_alpha_blend_factor": alpha,
-        "dst_alpha_blend_factor": destination,
-    }
-
-
-#: Named blend equations: members of VkPipelineColorBlendAttachmentState.
-BLEND_PRESETS: dict[str, dict[str, object]] = {
-    "opaque": {},
-    "alpha": _blend("src_alpha", "one_minus_src_alpha"),
-    "premultiplied": _blend("one", "one_minus_src_alpha"),
-    "additive": _blend("one", "one"),
-    "multiply": _blend("dst_color", "zero", "dst_alpha"),
-}
-
-
-@frozen
-class Attachments:
-    """The attachments of a pipeline, as far as its state depends on them."""
-
-    colors: int  # number of colour attachments, unused ones included
-    depth: bool
-    stencil: bool
-    dynamic: bool = False  # whether they are formats for dynamic rendering
-
-
-def state_names() -> frozenset[str]:
-    """Every name of graphics state."""
-    return frozenset(_owners()) | frozenset(_OWN) | frozenset(_CHAINS)
-
-
-def _owners() -> dict[str, str]:
-    owners: dict[str, str] = {}
-    for table, structure in _STRUCTURES.items():
-        for name in member_names(structure):
-            if name == name.lower() and name not in ("flags", "attachments"):
-                owners[name] = table
-    return owners
-
-
-def encode_graphics_state(
-    state: Members,
-    *,
-    stages: int,
-    attachments: Attachments,
-    parts: int = ALL_PARTS,
-    where: str,
-) -> dict[str, object]:
-    """The state structures of a graphics pipeline, by the archive's table names, without vertex input.
-
-    Args:
-        state: Values by flat name: the members of the Vk*StateCreateInfo structures in snake case;
-            ``blend`` (a preset, a table of VkPipelineColorBlendAttachmentState, or a list of those);
-            ``color_write_mask``; ``rasterization_p_next`` and the like for pNext chains. ``dynamic_state`` is
-            viewport and scissor by default.
-        stages: All stages of the pipeline, VkShaderStageFlags.
-        attachments: Its attachments.
-        parts: VkGraphicsPipelineLibraryFlagsEXT to encode.
-        where: The entry, for errors.
-    """
-    owners = _owners()
-    grouped: dict[str, dict[str, object]] = {table: {} for table in _STRUCTURES}
-    chains: dict[str, list[dict[str, object]]] = {}
-    for name, value in state.items():
-        if name in owners:
-            grouped[owners[name]][name] = value
-        elif name in _CHAINS:
-            table = _CHAINS[name]
-            chains[table] = encode_chain(_STRUCTURES[table], value, f"{where}.{name}")
-        elif name not in _OWN:
-            raise unknown(where, "graphics state", name, state_names())
-    given = sequence(state.get("dynamic_state", ("viewport", "scissor")), f"{where}.dynamic_state")
-    dynamic = {enum_number("VkDynamicState", each, f"{where}.dynamic_state") for each in given}
-    if len(dynamic) != len(given):
-        raise ManifestError(
-            f"{where}.dynamic_state: a state is given twice (VUID-VkPipelineDynamicStateCreateInfo-"
-            "pDynamicStates-01442)"
-        )
-    defaults = _defaults(stages, attachments)
-    defaults["colorBlendState"] |= {"attachments": _blend_attachments(state, attachments.colors, where)}
-    defaults["viewportState"] = _viewport_counts(state, dynamic, where)
-    defaults["dynamicState"] = {"dynamic_state": given}
-    # Where it is dynamic, the value here is not the one that counts.
-    discard = bool(state.get("rasterizer_discard_enable")) and _DYNAMIC_DISCARD not in dynamic
-    # VUID-VkGraphicsPipelineCreateInfo-renderPass-06590: a fragment shader library for dynamic rendering does
-    # not know its formats, so it always needs the state.
-    unknown_formats = attachments.dynamic and not parts & FRAGMENT_OUTPUT_INTERFACE
-    use = bool(attachments.colors), attachments.depth or attachments.stencil or unknown_formats
-    read = states_read(parts, stages, use, discard=discard) | ({"pDynamicState"} if dynamic else set())
-    wanted = {name[1].lower() + name[2:] for name in read}
-    _require_viewports(state, wanted, dynamic, where)
-    if parts != ALL_PARTS:
-        _refuse_foreign_state(state, wanted | {"dynamicState"}, owners, where)
-    encoded: dict[str, object] = {}
-    for table, structure in _STRUCTURES.items():
-        # Encoded even where it is not wanted, so that mistakes are always reported.
-        document = encode_structure(structure, {**defaults.get(table, {}), **grouped[table]}, where)
-        if chains.get(table):
-            document["pNext"] = chains[table]
-        if table in wanted:
-            encoded[table] = document
-    return encoded
-
-
-def _refuse_foreign_state(
-    state: Members, wanted: Collection[str], owners: Mapping[str, str], where: str
-) -> None:
-    for name in state:
-        table = owners.get(name, _CHAINS.get(name, "colorBlendState"))
-        if table not in wanted:
-            raise ManifestError(f"{where}.{name}: belongs to a part that this pipeline library does not have")
-
-
-def _defaults(stages: int, attachments: Attachments) -> dict[str, dict[str, object]]:
-    topology = "patch_list" if stages & TESSELLATION_STAGES else "triangle_list"
-    keep = {"compare_op": "always", "compare_mask": 0xFF, "write_mask": 0xFF}
-    return {
-        "inputAssemblyState": {"topology": topology},
-        "tessellationState": {"patch_control_points": 3},
-        "rasterizationState": {"line_width": 1.0},
-        "multisampleState": {"rasterization_samples": 1},
-        "depthStencilState": {
-            "depth_test_enable": attachments.depth,
-            "depth_write_enable": attachments.depth,
-            "depth_compare_op": "less_or_equal",
-            "max_depth_bounds": 1.0,
-            "front": keep,
-            "back": keep,
-        },
-        "colorBlendState": {},
-    }
-
-
-def _viewport_counts(state: Members, dynamic: Collection[int], where: str) -> dict[str, object]:
-    names = [f"{name}s" for name, *_ in _VIEWPORTS if f"{name}s" in state]
-    listed = max((len(sequence(state[each], f"{where}.{each}")) for each in names), default=1)
-    return {
-        f"{name}_count": 0 if with_count in dynamic else listed
-        for name, _, with_count, *_ in _VIEWPORTS
-        if f"{name}s" not in state
-    }
-
-
-def _require_viewports(state: Members, wanted: Collection[str], dynamic: set[int], where: str) -> None:
-    for name, alone, with_count, rule, exclusive in _VIEWPORTS:
-        if {alone, with_count} <= dynamic:
-            raise ManifestError(
-                f"{where}.dynamic_state: {name} and {name}_with_count exclude each other; leave one out "
-                f"(VUID-VkGraphicsPipelineCreateInfo-pDynamicStates-{exclusive})"
-            )
-        if "viewportState" in wanted and f"{name}s" not in state and not {alone, with_count} & dynamic:
-            raise ManifestError(
-                f"{where}.{name}s: missing; give them, or make {name} a dynamic state "
-                f"(VUID-VkGraphicsPipelineCreateInfo-pDynamicStates-{rule})"
-            )
-
-
-def _blend_attachments(state: Members, colors: int, where: str) -> list[dict[str, object]]:
-    blend = state.get("blend", "opaque")
-    each: Sequence[object] = blend if isinstance(blend, list | tuple) else [blend] * colors
-    if len(each) != colors:
-        raise ManifestError(f"{where}.blend: {len(each)} attachments are given, the pipeline has {colors}")
-    mask = state.get("color_write_mask", "rgba")
-    return [_blend_attachment(value, mask, f"{where}.blend") for value in each]
-
-
-def _blend_attachment(blend: object, mask: object, where: str) -> dict[str, object]:
-    if isinstance(blend, str):
-        if blend not in BLEND_PRESETS:
-            raise unknown(where, "blend preset", blend, BLEND_PRESETS)
-        return {"color_write_mask": mask, **BLEND_PRESETS[blend]}
-    if isinstance(blend, Mapping):
-        return {"color_write_mask": mask, **in_snake_case(_ATTACHMENT, blend, where)}
-    raise ManifestError(f"{where}: a preset or a table of {_ATTACHMENT} is expected, not {blend!r}")
-
-
-UNUSED = 0xFFFFFFFF
-
-
-@frozen
-class Rendering:
-    """Attachment formats of a pipeline for dynamic rendering (VkPipelineRenderingCreateInfo)."""
-
-    color_formats: Sequence[str | int] = ()
-    depth_format: str | int | None = None
-    stencil_format: str | int | None = None
-    view_mask: int = 0
-
-    def structure(self, where: str) -> dict[str, object]:
-        """The structure for a graphics pipeline's pNext chain."""
-        depth, stencil = self._depth_stencil(where)
-        chained: dict[str, object] = {
-            "structure": "VkPipelineRenderingCreateInfo",
-            "depth_attachment_format": depth,
-            "stencil_attachment_format": stencil,
-            "view_mask": self.view_mask,
-        }
-        if self.color_formats:
-            chained["color_attachment_formats"] = list(self.color_formats)
-        return chained
-
-    def attachments(self, where: str) -> Attachments:
-        """The attachments of a pipeline with these formats."""
-        depth, stencil = self._depth_stencil(where)
-        return Attachments(len(self.color_formats), depth != 0, stencil != 0, dynamic=True)
-
-    def _depth_stencil(self, where: str) -> tuple[int, int]:
-        depth = 0
-        if self.depth_format is not None:
-            depth = enum_number("VkFormat", self.depth_format, f"{where}.depth_format")
-        if depth and "D" not in components(depth):
-            raise ManifestError(f"{where}.depth_format: format {depth} has no depth component")
-        if self.stencil_format is not None:
-            stencil = enum_number("VkFormat", self.stencil_format, f"{where}.stencil_format")
-            if stencil and "S" not in components(stencil):
-                raise ManifestError(f"{where}.stencil_format: format {stencil} has no stencil component")
-            return depth, stencil
-        return depth, depth if "S" in components(depth) else 0
-
-
-@frozen
-class Subpass:
-    """A subpass of a render pass, by its key, that a pipeline is used in."""
-
-    render_pass: int
-    subpass: int = 0
-
-
-def components(number: int) -> str:
-    """Components of a format, such as ``RGBA`` or ``DS``; "" for an unknown format."""
-    found = registry().formats.get(number)
-    return found.components if found is not None else ""
-
-
-def encode_render_pass(document: Members, where: str, *, version: int = 2) -> dict[str, object]:
-    """A render pass in the archive's form.
-
-    Args:
-        document: Members of VkRenderPassCreateInfo2 (or VkRenderPassCreateInfo for version 1), in snake case
-            or the archive's spelling. An attachment may be a format only; an attachment reference may be a
-            number only. By default attachments are cleared and stored, have one sample, and end in the layout
-            that suits their format.
-        where: The entry, for errors.
-        version: 2 for VkRenderPassCreateInfo2, 1 for VkRenderPassCreateInfo.
-    """
-    structure = _versioned("VkRenderPassCreateInfo", version)
-    full = in_snake_case(structure, document, where)
-    attachments = sequence(full.get("attachments", ()), f"{where}.attachments")
-    full["attachments"] = [
-        _attachment(each, f"{where}.attachments[{i}]", version=version) for i, each in enumerate(attachments)
-    ]
-    subpasses = sequence(full.get("subpasses", ()), f"{where}.subpasses")
-    if not subpasses:
-        raise ManifestError(f"{where}: a render pass has one subpass or more")
-    full["subpasses"] = [
-        _subpass(each, len(attachments), f"{where}.subpasses[{i}]", version=version)
-        for i, each in enumerate(subpasses)
-    ]
-    return encode_structure(structure, full, where)
-
-
-def _versioned(structure: str, version: int) -> str:
-    return f"{structure}2" if version == 2 else structure
-
-
-def subpass_attachments(render_pass: Members, subpass: int, where: str) -> Attachments:
-    """The attachments of a pipeline for a subpass of an encoded render pass."""
-    subpasses = sequence(render_pass["subpasses"], where)
-    if not 0 <= subpass < len(subpasses):
-        raise ManifestError(
-            f"{where}: subpass {subpass} does not exist; the render pass has {len(subpasses)}"
-        )
-    chosen = _table(subpasses[subpass], where)
-    colors = sequence(chosen.get("colorAttachments", ()), where)
-    reference = chosen.get("depthStencilAttachment")
-    index = _table(reference, where)["attachment"] if reference is not None else UNUSED
-    kinds = ""
-    if isinstance(index, int) and index != UNUSED:
-        number = _table(sequence(render_pass["attachments"], where)[index], where)["format"]
-        kinds = components(number) if isinstance(number, int) else ""
-    return Attachments(len(colors), "D" in kinds, "S" in kinds)
-
-
-def _attachment(value: object, where: str, *, version: int) -> dict[str, object]:
-    given: object = {"format": value} if isinstance(value, str | int) else value
-    given = in_snake_case(_versioned("VkAttachmentDescription", version), given, where)
-    if "format" not in given:
-        raise ManifestError(f"{where}: an attachment needs a format")
-    kinds = components(enum_number("VkFormat", given["format"], f"{where}.format"))
-    load, store = ("clear", "store") if "S" in kinds else ("dont_care", "dont_care")
-    defaults: dict[str, object] = {"samples": 1, "load_op": "clear", "store_op": "store"}
-    defaults |= {"stencil_load_op": load, "stencil_store_op": store}
-    kind = "depth_stencil" if "D" in kinds or "S" in kinds else "color"
-    defaults["final_layout"] = f"{kind}_attachment_optimal"
-    return {**defaults, **given}
-
-
-_REFERENCES = {
-    "input_attachments": "shader_read_only_optimal",
-    "color_attachments": "color_attachment_optimal",
-    "resolve_attachments": "color_attachment_optimal",
-    "depth_stencil_attachment": "depth_stencil_attachment_optimal",
-}
-
-
-def _subpass(value: object, attachments: int, where: str, *, version: int) -> dict[str, object]:
-    given = in_snake_case(_versioned("VkSubpassDescription", version), value, where)
-    for name, layout in _REFERENCES.items():
-        if name not in given:
-            continue
-        at = f"{where}.{name}"
-        one = name == "depth_stencil_attachment"
-        references = [
-            _reference(each, layout, attachments, at, version=version)
-            for each in ([given[name]] if one else sequence(given[name], at))
-        ]
-        given[name] = references[0] if one else references
-    return given
-
-
-def _reference(
-    value: object, layout: str, attachments: int, where: str, *, version: int
-) -> dict[str, object]:
-    if isinstance(value, int):
-        unused = value in (-1, UNUSED)
-        given: dict[str, object] = {
-            "attachment": UNUSED if unused else value,
-            "layout": "undefined" if unused else layout,
-        }
-        if version == 2 and layout == "shader_read_only_optimal":
-            given["aspect_mask"] = "color"
-    else:
-        given = in_snake_case(_versioned("VkAttachmentReference", version), value, where)
-    index = given.get("attachment")
-    if index != UNUSED and (not isinstance(index, int) or not 0 <= index < attachments):
-        raise ManifestError(
-            f"{where}: attachment {index!r} does not exist; the render pass has {attachments}"
-        )
-    return given
-
-
-def _table(value: object, where: str) -> Members:
-    if not isinstance(value, Mapping):
-        raise ManifestError(f"{where}: a table is expected, not {value!r}")
-    return value
-
-
-_LIBRARY = 0x800  # VK_PIPELINE_CREATE_LIBRARY_BIT_KHR
+_LIBRARY: Final = 0x800  # VK_PIPELINE_CREATE_LIBRARY_BIT_KHR
 
 
 class RecordSink(Protocol):
@@ -784,18 +238,13 @@ class PipelineSetBuilder:
         the number of immutable samplers, and ``stage_flags`` is all. ``immutable_samplers`` are keys of
         samplers.
         """
-        full = [
-            {
-                "stage_flags": "all",
-                **in_snake_case("VkDescriptorSetLayoutBinding", each, f"{self.where}.bindings[{index}]"),
-            }
-            for index, each in enumerate(bindings)
-        ]
-        for each in full:
-            if not each.get("immutable_samplers"):
-                each.setdefault("descriptor_count", 1)
-        for each in full:
-            self._require(RecordTag.SAMPLER, each.get("immutable_samplers") or (), "sampler")
+        full = []
+        for index, each in enumerate(bindings):
+            binding = in_snake_case("VkDescriptorSetLayoutBinding", each, f"{self.where}.bindings[{index}]")
+            samplers = binding.get("immutable_samplers") or ()
+            self._require(RecordTag.SAMPLER, samplers, "sampler")
+            defaults = {"stage_flags": "all", **({} if samplers else {"descriptor_count": 1})}
+            full.append({**defaults, **binding})
         members = {"flags": flags, "bindings": full, "p_next": p_next}
         document = encode_structure("VkDescriptorSetLayoutCreateInfo", members, self.where)
         return self._add(RecordTag.DESCRIPTOR_SET_LAYOUT, document)
@@ -821,13 +270,10 @@ class PipelineSetBuilder:
 
     def automatic_layout(self, stages: Sequence[ShaderStage]) -> int:
         """Add the pipeline layout that some shaders need together, by the decorations in their modules."""
-        shaders = [
-            (
-                self._stage_bit(each),
-                _specialized(self._read_interface(each.module, "layout"), each.specialization, self.where),
-            )
-            for each in stages
-        ]
+        shaders = []
+        for each in stages:
+            interface = self._read_interface(each.module, "layout")
+            shaders.append((self._stage_bit(each), specialized(interface, each.specialization, self.where)))
         sets, ranges = automatic_bindings(shaders, self.where)
         return self.pipeline_layout([self.descriptor_set_layout(each) for each in sets], ranges)
 
@@ -886,13 +332,11 @@ class PipelineSetBuilder:
         stage = ShaderStage(
             module, entry, "compute", specialization or {}, required_subgroup_size, stage_flags
         )
-        document: dict[str, object] = {
-            "flags": flags_number("VkPipelineCreateFlags", flags, f"{self.where}.flags"),
-            "layout": handle(self._layout(layout, [stage])),
-            "basePipelineHandle": handle(None),
-            "basePipelineIndex": -1,
-            "stage": encode_stage(stage, self.interface(module), self.where),
-        }
+        document = self._pipeline(
+            self._flags(flags),
+            self._layout(layout, [stage]),
+            stage=encode_stage(stage, self.interface(module), self.where),
+        )
         if p_next:
             document["pNext"] = encode_chain("VkComputePipelineCreateInfo", p_next, f"{self.where}.p_next")
         return self._add(RecordTag.COMPUTE_PIPELINE, document)
@@ -930,7 +374,7 @@ class PipelineSetBuilder:
         own = flags_number("VkGraphicsPipelineLibraryFlagsEXT", library_flags, f"{where}.library_flags")
         linked = self._linked_parts(RecordTag.GRAPHICS_PIPELINE, libraries)
         parts = own or ALL_PARTS & ~linked
-        number = flags_number("VkPipelineCreateFlags", flags, f"{where}.flags") | (_LIBRARY if own else 0)
+        number = self._flags(flags) | (_LIBRARY if own else 0)
         drawn, formats = self._drawn(parts, rendering)
         bits = reduce(or_, self._stage_bits("VkGraphicsPipelineCreateInfo", stages), 0)
         encoded_stages = [encode_stage(each, self.interface(each.module), where) for each in stages]
@@ -939,14 +383,12 @@ class PipelineSetBuilder:
         if layout == "auto" and not libraries and not parts & (PRE_RASTERIZATION_SHADERS | FRAGMENT_SHADER):
             layout = None  # its parts need none
         chosen = self._layout(layout, stages, libraries)
-        document: dict[str, object] = {
-            "flags": number,
-            "basePipelineHandle": handle(None),
-            "basePipelineIndex": -1,
-            "layout": handle(chosen),
-            "renderPass": handle(rendering.render_pass if isinstance(rendering, Subpass) else None),
-            "subpass": rendering.subpass if isinstance(rendering, Subpass) else 0,
-        }
+        document = self._pipeline(number, chosen)
+        document["layout"] = document.pop(
+            "layout"
+        )  # members keep their order, so that packs keep their bytes
+        document["renderPass"] = handle(rendering.render_pass if isinstance(rendering, Subpass) else None)
+        document["subpass"] = rendering.subpass if isinstance(rendering, Subpass) else 0
         if parts:
             document |= encode_graphics_state(given, stages=bits, attachments=drawn, parts=parts, where=where)
         elif given:
@@ -1003,7 +445,7 @@ class PipelineSetBuilder:
                 f"{where}: give stages, or libraries to link "
                 "(VUID-VkRayTracingPipelineCreateInfoKHR-pLibraryInfo-07999)"
             )
-        number = flags_number("VkPipelineCreateFlags", flags, f"{where}.flags")
+        number = self._flags(flags)
         if (number & _LIBRARY or libraries) and library_interface is None:
             raise ManifestError(
                 f"{where}: a library, and a pipeline that links one, needs library_interface "
@@ -1017,13 +459,9 @@ class PipelineSetBuilder:
             )
         bits = self._stage_bits("VkRayTracingPipelineCreateInfoKHR", stages)
         chosen = self._layout(layout, stages, libraries)
-        document: dict[str, object] = {
-            "flags": number,
-            "layout": handle(chosen),
-            "basePipelineHandle": handle(None),
-            "basePipelineIndex": -1,
-            "maxPipelineRayRecursionDepth": given["max_pipeline_ray_recursion_depth"],
-        }
+        document = self._pipeline(
+            number, chosen, maxPipelineRayRecursionDepth=given["max_pipeline_ray_recursion_depth"]
+        )
         dynamic = given["dynamic_state"]
         if dynamic:
             members = {"dynamic_state": [dynamic] if isinstance(dynamic, str | int) else dynamic}
@@ -1042,6 +480,15 @@ class PipelineSetBuilder:
         if number & _LIBRARY:
             self._libraries[key] = _Library(chosen)
         return key
+
+    def _flags(self, flags: Flags) -> int:
+        return flags_number("VkPipelineCreateFlags", flags, f"{self.where}.flags")
+
+    @staticmethod
+    def _pipeline(flags: int, layout: int | None, **members: object) -> dict[str, object]:
+        """What pipelines of all kinds have; none of them is a derivative."""
+        common = {"basePipelineHandle": handle(None), "basePipelineIndex": -1}
+        return {"flags": flags, "layout": handle(layout), **common, **members}
 
     def _linked_parts(self, tag: RecordTag, libraries: Sequence[int]) -> int:
         self._require(tag, libraries, "pipeline library")
@@ -1072,11 +519,11 @@ class PipelineSetBuilder:
         if rendering is not None:
             if not isinstance(rendering, Rendering):
                 raise ManifestError(f"{self.where}: Rendering or Subpass is expected, not {rendering!r}")
-            drawn = rendering.attachments(self.where)
+            drawn, _ = rendering.encoded(self.where)
             if not parts & FRAGMENT_OUTPUT_INTERFACE:
                 # Formats belong to the output part; other parts use only the structure's view mask.
                 rendering = Rendering(view_mask=rendering.view_mask)
-            return drawn, rendering.structure(self.where)
+            return drawn, rendering.encoded(self.where)[1]
         if parts & (PRE_RASTERIZATION_SHADERS | FRAGMENT_SHADER | FRAGMENT_OUTPUT_INTERFACE):
             raise ManifestError(f"{self.where}: give a render pass, or rendering formats")
         return Attachments(0, depth=False, stencil=False), None
@@ -1094,66 +541,18 @@ class PipelineSetBuilder:
         return layout
 
     def _vertex_input(self, given: object, stages: Sequence[ShaderStage]) -> dict[str, object]:
+        where = f"{self.where}.vertex_input"
         if given != "auto":
-            members: Members = {
-                "bindings": [],
-                "attributes": [],
-                **_table(given, f"{self.where}.vertex_input"),
-            }
-        else:
-            vertex = [each.module for each in stages if self._stage_bit(each) == 1]
-            if not vertex:
-                raise ManifestError(
-                    f"{self.where}: without a vertex shader, vertex_input cannot be automatic"
-                )
-            members = automatic_vertex_input(self._read_interface(vertex[0], "vertex input"))
-        return encode_structure("VkPipelineVertexInputStateCreateInfo", members, f"{self.where}.vertex_input")
-
-
-UNUSED_SHADER = 0xFFFFFFFF
-
-_MEMBER_BY_STAGE = {
-    0x100: "general_shader",
-    0x800: "general_shader",
-    0x2000: "general_shader",
-    0x400: "closest_hit_shader",
-    0x200: "any_hit_shader",
-    0x1000: "intersection_shader",
-}
-GROUP = "VkRayTracingShaderGroupCreateInfoKHR"
-SHADER_MEMBERS = ("any_hit_shader", "intersection_shader", "general_shader", "closest_hit_shader")
-
-
-def encode_groups(
-    given: Sequence[Members] | Literal["auto"], stages: Sequence[int], where: str
-) -> list[dict[str, object]]:
-    """Shader groups in the archive's form; `stages` are VkShaderStageFlagBits."""
-    if isinstance(given, str):
-        given = [
-            {_MEMBER_BY_STAGE[bit]: index} for index, bit in enumerate(stages) if bit in _MEMBER_BY_STAGE
-        ]
-    return [_encode_group(each, stages, f"{where}.groups[{index}]") for index, each in enumerate(given)]
-
-
-def _encode_group(group: Members, stages: Sequence[int], where: str) -> dict[str, object]:
-    given = in_snake_case(GROUP, group, where)
-    members: dict[str, object] = dict.fromkeys(SHADER_MEMBERS, UNUSED_SHADER)
-    if "general_shader" in given:
-        members["type"] = "general"
-    elif "intersection_shader" in given:
-        members["type"] = "procedural_hit_group"
-    else:
-        members["type"] = "triangles_hit_group"
-    document = encode_structure(GROUP, {**members, **given}, where)
-    for name in SHADER_MEMBERS:
-        index = given.get(name, UNUSED_SHADER)
-        if index == UNUSED_SHADER:
-            continue
-        if not isinstance(index, int) or not 0 <= index < len(stages):
-            raise ManifestError(f"{where}.{name}: stage {index!r} does not exist; there are {len(stages)}")
-        if _MEMBER_BY_STAGE.get(stages[index]) != name:
-            raise ManifestError(f"{where}.{name}: stage {index} is of another kind ({stages[index]:#x})")
-    return document
+            return encode_structure(
+                "VkPipelineVertexInputStateCreateInfo",
+                {"bindings": [], "attributes": [], **table_of(given, where)},
+                where,
+            )
+        vertex = [each.module for each in stages if self._stage_bit(each) == 1]
+        if not vertex:
+            raise ManifestError(f"{self.where}: without a vertex shader, vertex_input cannot be automatic")
+        members = automatic_vertex_input(self._read_interface(vertex[0], "vertex input"))
+        return encode_structure("VkPipelineVertexInputStateCreateInfo", members, where)
 
 
 def _feature_members(structure: Members) -> tuple[int, dict[str, int]]:
@@ -1173,7 +572,7 @@ def api_version_number(text: str, where: str) -> int:
     """VkApplicationInfo::apiVersion for a text such as "1.3"; ManifestError for an invalid one."""
     parts = text.split(".")
     if not 2 <= len(parts) <= 3 or not all(
-        each.isascii() and each.isdecimal() and len(each) <= _MOST_DIGITS for each in parts
+        each.isascii() and each.isdecimal() and len(each) <= MOST_DIGITS for each in parts
     ):
         raise ManifestError(f'{where}.api_version: {shown(repr(text))} is not a version such as "1.3"')
     major, minor, patch = (int(each) for each in (*parts, "0")[:3])

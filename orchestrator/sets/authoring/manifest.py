@@ -30,15 +30,13 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import ManifestError
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
-from orchestrator.sets.authoring.builder import (
+from orchestrator.sets.authoring.builder import PipelineSetBuilder, api_version_number, feature_tables
+from orchestrator.sets.authoring.encoders import (
     GROUP,
     SHADER_MEMBERS,
-    PipelineSetBuilder,
     Rendering,
     ShaderStage,
     Subpass,
-    api_version_number,
-    feature_tables,
     find_constant,
     pack_constant,
     stage_bit,

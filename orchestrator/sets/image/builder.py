@@ -13,7 +13,7 @@ since the device asks for most of them soon after.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 
@@ -29,7 +29,6 @@ from orchestrator.devices.image import (
     PipelineKind,
 )
 from orchestrator.errors import RecordError, expect
-from orchestrator.sets.archive.modules import ShaderModule
 from orchestrator.sets.image.built import (
     DEFAULT_MODULE_BYTES,
     LIBRARY_DEPTH,
@@ -54,14 +53,13 @@ from orchestrator.sets.needs.descriptors import DescriptorCounts, count_descript
 from orchestrator.sets.needs.requirements import Malformed, RequirementChecker
 from orchestrator.sets.pipeline_set import A_SET, PipelineSet
 from orchestrator.sets.records import PipelineJob, PipelineJobs, RecordTag
-from orchestrator.sets.spirv.walk import SpirvError, SpirvModule, walk_modules
+from orchestrator.sets.spirv.walk import SpirvError, SpirvModule, walk_spirv
 
 _Read = TypeVar("_Read")
 _Key = TypeVar("_Key")
 
 _MOST_INFOS: Final = 1 << 12
 _READ_AHEAD: Final = 1024  # pipelines whose documents are decoded before any is looked at
-_MODULES_AHEAD: Final = 4 << 20  # bytes of modules' payloads that are decoded and walked together
 
 # Flags that say how a capture or a run wanted the pipeline created, not what it is: statistics, internal
 # representations, fail on compile required, early return, derivatives, capture of binaries.
@@ -180,68 +178,17 @@ def _read(
         raise _UnusableError(f"refers to {tag.name.lower()} {key:016x}, which is not in the set") from None
 
 
-class _ReadAhead:
-    """What is read of pipelines before it is looked at: their documents, and the modules that these name."""
-
-    def __init__(self, source: PipelineSet) -> None:
-        self._source = source
-        self._documents = PipelineDocuments(_Alike.of)
-        self._modules: dict[int, tuple[ShaderModule, SpirvModule | SpirvError]] = {}
-        self._to_come: dict[int, None] = {}
-
-    def documents_of(
-        self, jobs: Sequence[PipelineJob], known: Container[int]
-    ) -> list[PipelineDocument[_Alike] | None]:
-        """The documents of some pipelines; None for what is long, or cannot be used."""
-        documents: list[PipelineDocument[_Alike] | None] = []
-        for job in jobs:
-            try:
-                documents.append(_read(self._source, job.tag, job.key, self._documents.decode_ahead))
-            except (_UnusableError, *_DEFECTS):
-                documents.append(None)
-        self._modules.clear()
-        self._to_come = dict.fromkeys(
-            key
-            for each in documents
-            if each is not None
-            for stage in each.made.stages
-            if (key := each.handles[stage.module]) not in known
-        )
-        return documents
-
-    def document(self, job: PipelineJob) -> PipelineDocument[_Alike]:
-        return _read(self._source, job.tag, job.key, self._documents.decode)
-
-    def walked(self, key: int) -> tuple[ShaderModule, SpirvModule | SpirvError]:
-        if key not in self._modules and key in self._to_come:
-            self._walk(key)
-        if (ahead := self._modules.pop(key, None)) is not None:
-            return ahead
-        module = self._source.module(key)
-        return module, walk_modules((module.code,))[0]
-
-    def clear(self) -> None:
-        self._modules.clear()
-
-    def _walk(self, first: int) -> None:
-        keys = iter([first, *(each for each in self._to_come if each != first)])
-        modules = self._source.modules(keys, _MODULES_AHEAD)
-        self._to_come = dict.fromkeys(keys)
-        walks = walk_modules([each.code for each in modules.values()])
-        self._modules = dict(zip(modules, zip(modules.values(), walks, strict=True), strict=True))
-
-
 _Met = int | _Reason | None
 """Index of a pipeline in the image, or why it is not there; None while its libraries are decoded."""
 
 
 class _ImageBuilder:
     def __init__(self, code: ModuleCode, capabilities: DeviceCapabilities) -> None:
-        self._source = source = code.source
+        self._source = code.source
         self._checker = RequirementChecker(capabilities)
         self.code = code
         self._heap = Heap()
-        self._ahead = _ReadAhead(source)
+        self._documents = PipelineDocuments(_Alike.of)
         self._layout = ImageLayout(self._heap)
         self._objects: dict[tuple[str, int], int | _Reason] = {}
         self._modules: dict[int, tuple[int, SpirvModule | None] | _Reason] = {}
@@ -252,13 +199,22 @@ class _ImageBuilder:
         self._links_deep: dict[PipelineJob, int] = {}  # what links libraries, and how deep
 
     def add_all(self, jobs: Sequence[PipelineJob]) -> None:
+        # Documents are decoded some hundreds at a time, which takes less time than one after the other.
         for start in range(0, len(jobs), _READ_AHEAD):
             some = jobs[start : start + _READ_AHEAD]
-            documents = self._ahead.documents_of(some, self._modules)
-            for job, document in zip(some, documents, strict=True):
+            for job, document in zip(some, self._decoded_ahead(some), strict=True):
                 if job not in self._pipelines:
                     self._add(job, document)
-        self._ahead.clear()
+
+    def _decoded_ahead(self, jobs: Sequence[PipelineJob]) -> list[PipelineDocument[_Alike] | None]:
+        """The documents of some pipelines; None for what is long, or cannot be used."""
+        documents: list[PipelineDocument[_Alike] | None] = []
+        for job in jobs:
+            try:
+                documents.append(_read(self._source, job.tag, job.key, self._documents.decode_ahead))
+            except (_UnusableError, *_DEFECTS):
+                documents.append(None)
+        return documents
 
     def _add(self, job: PipelineJob, document: PipelineDocument[_Alike] | None) -> None:
         waiting = [job]
@@ -266,7 +222,7 @@ class _ImageBuilder:
             job = waiting[-1]
             self._pipelines[job] = None  # meeting it again as a library is a cycle
             try:
-                document = document or self._ahead.document(job)
+                document = document or _read(self._source, job.tag, job.key, self._documents.decode)
                 library = self._next_library(job, document) if document.made.libraries else None
                 if library is None:
                     self._pipelines[job] = self._decode(job, document)
@@ -397,15 +353,16 @@ class _ImageBuilder:
         if not key:
             raise _UnusableError("a stage has no shader module (null handle)")
         try:
-            module, spirv = self._ahead.walked(key)
+            module = self._source.module(key)
+            spirv = walk_spirv(module.code)
+        except SpirvError as error:
+            raise _UnusableError(f"module {key:016x}: {error}") from None
         except RecordError as error:
             raise _UnusableError(str(error)) from None
         except KeyError:
             if self._source.provider is None:
                 raise _UnusableError(f"refers to shader module {key:016x}, which is not in the set") from None
             return self._layout.add_module(ImageModule(key, 0, 0, partial(not_supplied, key))), None
-        if isinstance(spirv, SpirvError):
-            raise _UnusableError(f"module {key:016x}: {spirv}")
         self._require(self._checker.shaders.module(spirv))
         self.code.keep(key, module.code)
         index = self._layout.add_module(

@@ -36,14 +36,6 @@ from orchestrator.sets.image.documents import (
 POINTER_SIZE: Final = 8
 SPECIALIZATION_INFO: Final = "VkSpecializationInfo"
 _ALIGNMENT: Final = 8
-_SCALARS: Final = {
-    "B": "unsigned 8-bit number",
-    "I": "unsigned 32-bit number",
-    "i": "signed 32-bit number",
-    "Q": "unsigned 64-bit number",
-    "q": "signed 64-bit number",
-    "f": "32-bit float",
-}
 
 
 class CreateInfoError(OrchestratorError):
@@ -190,19 +182,7 @@ class StructPacker:
             for step in self._steps:
                 step(value, piece, at, heap)
         except (binary.error, OverflowError) as error:
-            raise CreateInfoError(f"{self.struct.name}{self._culprit(value) or f': {error}'}") from None
-
-    def _culprit(self, value: Any) -> str:
-        scalars = [(path, path, code) for _, code, path in self._scalars]
-        arrays = [(each.name, each.name, _unsigned(each)) for each in self.struct.members if each.format]
-        for path, name, code in scalars + arrays:
-            found = operator.attrgetter(path)(value) if hasattr(value, name.partition(".")[0]) else None
-            for each in found if isinstance(found, list) else (found,):
-                try:
-                    binary.pack("<" + code, each or 0)
-                except (binary.error, OverflowError):
-                    return f"::{name}: {shown(repr(each))} is no {_SCALARS.get(code, 'value of its type')}"
-        return ""
+            raise CreateInfoError(f"{self.struct.name}: {error}") from None
 
     def _compile(self) -> tuple[binary.Struct, tuple[str, ...]]:
         parts, at = ["<"], 0

@@ -39,12 +39,8 @@ def repeat_pipelines(image: CreateInfoImage, order: npt.NDArray[np.integer]) -> 
         image: The image.
         order: Which pipeline stands at each place, shape (m,): indices of the image, each as often as wanted,
             the kinds in the order of `PipelineKind`. A library stands in it once, before what links it.
-
-    Raises:
-        ValueError: The order is not as described.
     """
     rows = order.astype(np.int64)
-    _check(image, rows)
     places = np.zeros(len(image), np.int64)
     places[rows[::-1]] = np.arange(len(rows))[::-1]  # a library stands there once
     return _arranged([image], rows, places)
@@ -62,21 +58,6 @@ def join_images(images: Sequence[CreateInfoImage], repeated: Iterable[int]) -> C
     places = np.zeros(len(keys), np.int64)
     places[order] = np.arange(len(order))
     return _arranged(images, order, places[first])
-
-
-def _check(image: CreateInfoImage, order: Offsets) -> None:
-    if order.size and (order.min() < 0 or order.max() >= len(image)):
-        raise ValueError("an order names pipelines that are not in the image")
-    if np.any(np.diff(image.kinds[order].astype(np.int64)) < 0):
-        raise ValueError("the kinds of an order are not in the order of PipelineKind")
-    times = np.bincount(order, minlength=len(image))
-    if np.any(times[image.is_library] > 1):
-        raise ValueError("a library stands in an order more than once")
-    first = np.full(len(image), len(order), np.int64)
-    np.minimum.at(first, order, np.arange(len(order)))
-    linker = np.repeat(np.arange(len(image)), np.diff(image.library_slot_start))
-    if np.any((times[linker] > 0) & (first[image.library_slot_pipeline] >= first[linker])):
-        raise ValueError("a pipeline stands in an order before a library that it links, or without it")
 
 
 @frozen(eq=False)

@@ -47,7 +47,6 @@ ATTACHMENT_UNUSED = 0xFFFF_FFFF
 _GEOMETRY, _TESSELLATION, _MESH = 0x8, 0x6, 0x80
 _LINES = (1, 2, 6, 7)  # VkPrimitiveTopology: line list and strip, with and without adjacency
 _LISTS = (0, 1, 3, 6, 8)
-_POINTS_AND_LINES = (0, *_LINES)
 _PATCH_LIST = 10
 _POLYGON_MODE_LINE = 1
 
@@ -61,11 +60,6 @@ def dynamic_state(name: str) -> int:
 def feature(answers: DeviceAnswers, struct: str, member: str) -> str | None:
     """The text for a feature if it is missing, or None."""
     return None if answers.feature(struct, member) else f"feature {struct}::{member}"
-
-
-def boolean_property(answers: DeviceAnswers, struct: str, member: str) -> str | None:
-    """The text for a property if it is false, or None."""
-    return None if answers.property(struct, member) else f"property {struct}::{member}"
 
 
 def limit(
@@ -125,20 +119,8 @@ def _lines(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | 
     # Programs record 0 there, and nothing reads it, so this checks only pipelines that draw lines.
     draws_lines = topology in _LINES or raster.polygonMode == _POLYGON_MODE_LINE
     if draws_lines and raster.lineWidth != 1 and dynamic_state("LINE_WIDTH") not in dynamic:
-        missing = feature(answers, BASE, "wideLines")
-        if missing is not None:
-            return missing
-    conservative = chained(raster, "VkPipelineRasterizationConservativeStateCreateInfoEXT")
-    if conservative is None or not conservative.conservativeRasterizationMode:
-        return None
-    # VUID-VkGraphicsPipelineCreateInfo-conservativePointAndLineRasterization-08892, and
-    # primitiveUnderestimation.
-    struct, missing = "VkPhysicalDeviceConservativeRasterizationPropertiesEXT", None
-    if topology in _POINTS_AND_LINES:
-        missing = boolean_property(answers, struct, "conservativePointAndLineRasterization")
-    if missing is None and conservative.conservativeRasterizationMode == 2:
-        missing = boolean_property(answers, struct, "primitiveUnderestimation")
-    return missing
+        return feature(answers, BASE, "wideLines")
+    return None
 
 
 def _dynamic_rendering(answers: DeviceAnswers, value: Any) -> str | None:
@@ -247,29 +229,7 @@ def line_stipple(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> 
     mode = value.lineRasterizationMode
     if not 0 <= mode < len(members):
         return None
-    missing = feature(answers, LINES, members[mode])
-    if missing is None and mode == 0:
-        return boolean_property(answers, LIMITS, "strictLines")
-    return missing
-
-
-def rasterization_stream(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """VUID-VkPipelineRasterizationStateStreamCreateInfoEXT-rasterizationStream-02326."""
-    if not value.rasterizationStream:
-        return None
-    struct = "VkPhysicalDeviceTransformFeedbackPropertiesEXT"
-    return boolean_property(answers, struct, "transformFeedbackRasterizationStreamSelect")
-
-
-def sample_locations(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """Sample counts with locations: VUID-VkSampleLocationsInfoEXT-sampleLocationsPerPixel-01526."""
-    info = value.sampleLocationsInfo
-    if not value.sampleLocationsEnable or info is None or not info.sampleLocationsPerPixel:
-        return None
-    struct, member = "VkPhysicalDeviceSampleLocationsPropertiesEXT", "sampleLocationSampleCounts"
-    if answers.has_any(struct, member, info.sampleLocationsPerPixel):
-        return None
-    return f"property {struct}::{member} without {info.sampleLocationsPerPixel} samples"
+    return feature(answers, LINES, members[mode])
 
 
 def fragment_shading_rate(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
@@ -285,10 +245,7 @@ def fragment_shading_rate(answers: DeviceAnswers, value: Any, dynamic: DynamicSt
         return missing
     if operators[1] and (missing := feature(answers, SHADING_RATE, "attachmentFragmentShadingRate")):
         return missing
-    if max(operators) <= 1:
-        return None
-    struct = "VkPhysicalDeviceFragmentShadingRatePropertiesKHR"
-    return boolean_property(answers, struct, "fragmentShadingRateNonTrivialCombinerOps")
+    return None
 
 
 def shader_stage(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
@@ -574,8 +531,6 @@ CONTEXTS: dict[str, Context] = {
     "VkPipelineColorBlendStateCreateInfo": color_blend,
     "VkPipelineColorWriteCreateInfoEXT": color_write,
     "VkPipelineRasterizationLineStateCreateInfo": line_stipple,
-    "VkPipelineRasterizationStateStreamCreateInfoEXT": rasterization_stream,
-    "VkPipelineSampleLocationsStateCreateInfoEXT": sample_locations,
     "VkPipelineFragmentShadingRateStateCreateInfoKHR": fragment_shading_rate,
     "VkPipelineFragmentShadingRateEnumStateCreateInfoNV": fragment_shading_rate,
     "VkPipelineShaderStageCreateInfo": shader_stage,

@@ -22,9 +22,6 @@ from orchestrator.sets.needs.rules import LIMITS, DeviceAnswers, enum_numbers
 _INDEXING = "VkPhysicalDeviceDescriptorIndexingProperties"
 _INLINE = "VkPhysicalDeviceInlineUniformBlockProperties"
 _STRUCTURES = "VkPhysicalDeviceAccelerationStructurePropertiesKHR"
-_MAINTENANCE_7 = "VkPhysicalDeviceMaintenance7PropertiesKHR"
-_TENSORS = "VkPhysicalDeviceTensorPropertiesARM"
-_MAINTENANCE_7_FEATURE = ("VkPhysicalDeviceMaintenance7FeaturesKHR", "maintenance7")
 
 # VK_DESCRIPTOR_SET_LAYOUT_CREATE_UPDATE_AFTER_BIND_POOL_BIT and _DESCRIPTOR_BUFFER_BIT_EXT.
 _AFTER_BIND_FLAGS = 0x2 | 0x10
@@ -38,7 +35,6 @@ _STORAGE, _STORAGE_DYNAMIC = ("STORAGE_BUFFER",), ("STORAGE_BUFFER_DYNAMIC",)
 _INPUT = ("INPUT_ATTACHMENT",)
 _BLOCK = ("INLINE_UNIFORM_BLOCK",)
 _STRUCTURE = ("ACCELERATION_STRUCTURE_KHR",)
-_TENSOR = ("TENSOR_ARM",)
 _PER_STAGE, _IN_SETS = "maxPerStageDescriptor", "maxDescriptorSet"
 _SAMPLED_IMAGES = "maxPerStageDescriptorSampledImages"
 
@@ -52,7 +48,6 @@ class DescriptorLimit(msgspec.Struct, frozen=True):
     all_sets: bool = False  # whether sets that are updated after bind count too
     or_property: Feature | None = None  # replaces the first where it is greater
     bindings: bool = False  # whether bindings are counted instead of descriptors
-    maintenance_7: bool | None = None  # whether it holds with or without that feature; None for both
 
     def is_per_stage(self) -> bool:
         """Whether each stage is counted separately."""
@@ -67,24 +62,12 @@ def _pair(
     structs: tuple[str, str] = (LIMITS, _INDEXING),
     *,
     bindings: bool = False,
-    maintenance_7: bool | None = None,
 ) -> tuple[DescriptorLimit, DescriptorLimit]:
     """A limit on sets that are not updated after bind, and the one on all sets."""
     plain, after = (structs[0], f"{prefix}{name}"), (structs[1], f"{prefix}UpdateAfterBind{name}")
     return (
-        DescriptorLimit(types, plain, sources[0], False, None, bindings, maintenance_7),
-        DescriptorLimit(types, plain, sources[1], True, after, bindings, maintenance_7),
-    )
-
-
-def _total(
-    types: tuple[str, ...], name: str, sources: tuple[str, str], maintenance_7: bool | None
-) -> tuple[DescriptorLimit, DescriptorLimit]:
-    plain = (_MAINTENANCE_7, f"maxDescriptorSetTotal{name}")
-    after = (_MAINTENANCE_7, f"maxDescriptorSetUpdateAfterBindTotal{name}")
-    return (
-        DescriptorLimit(types, plain, sources[0], maintenance_7=maintenance_7),
-        DescriptorLimit(types, plain, sources[1], True, after, maintenance_7=maintenance_7),
+        DescriptorLimit(types, plain, sources[0], False, None, bindings),
+        DescriptorLimit(types, plain, sources[1], True, after, bindings),
     )
 
 
@@ -112,19 +95,9 @@ DESCRIPTOR_LIMITS: tuple[DescriptorLimit, ...] = (
         bindings=True),
     *_pair(_STRUCTURE, _PER_STAGE, "AccelerationStructures", _types("03571", "03572"), (_STRUCTURES,) * 2,
         bindings=True),
-    DescriptorLimit(_TENSOR, (_TENSORS, "maxPerStageDescriptorSetStorageTensors"), "pSetLayouts-09698"),
-    DescriptorLimit(_TENSOR, (_TENSORS, "maxPerStageDescriptorSetStorageTensors"), "descriptorType-09879",
-        all_sets=True, or_property=(_TENSORS, "maxPerStageDescriptorUpdateAfterBindStorageTensors")),
     *_pair(_SAMPLER, _IN_SETS, "Samplers", _mixed("03028", "03036")),
     *_pair(_UNIFORM, _IN_SETS, "UniformBuffers", _mixed("03029", "03037")),
-    *_pair(_UNIFORM_DYNAMIC, _IN_SETS, "UniformBuffersDynamic", _mixed("03030", "03038"),
-        maintenance_7=False),
     *_pair(_STORAGE, _IN_SETS, "StorageBuffers", _mixed("03031", "03039")),
-    *_pair(_STORAGE_DYNAMIC, _IN_SETS, "StorageBuffersDynamic", _mixed("03032", "03040"),
-        maintenance_7=False),
-    *_total(_UNIFORM_DYNAMIC, "UniformBuffersDynamic", ("maintenance7-10003", "maintenance7-10007"), True),
-    *_total(_STORAGE_DYNAMIC, "StorageBuffersDynamic", ("maintenance7-10004", "maintenance7-10008"), True),
-    *_total(_UNIFORM_DYNAMIC + _STORAGE_DYNAMIC, "BuffersDynamic", ("None-10005", "pSetLayouts-10006"), None),
     *_pair(_SAMPLED, _IN_SETS, "SampledImages", _mixed("03033", "03041")),
     *_pair(_STORAGE_IMAGE, _IN_SETS, "StorageImages", _mixed("03034", "03042")),
     *_pair(_INPUT, _IN_SETS, "InputAttachments", _mixed("03035", "03043")),
@@ -134,10 +107,6 @@ DESCRIPTOR_LIMITS: tuple[DescriptorLimit, ...] = (
         "descriptorType-06531", all_sets=True),
     *_pair(_STRUCTURE, _IN_SETS, "AccelerationStructures", _types("03573", "03574"), (_STRUCTURES,) * 2,
         bindings=True),
-    DescriptorLimit(("ACCELERATION_STRUCTURE_NV",),
-        ("VkPhysicalDeviceRayTracingPropertiesNV", "maxDescriptorSetAccelerationStructures"),
-        "descriptorType-02381", all_sets=True, bindings=True),
-    *_pair(_TENSOR, _IN_SETS, "StorageTensors", ("pSetLayouts-09699", "pSetLayouts-09878"), (_TENSORS,) * 2),
 )
 # fmt: on
 
@@ -221,7 +190,7 @@ class _Bound(msgspec.Struct, frozen=True, eq=False):
 
 
 class DescriptorLimits:
-    """Checks pipeline layouts against the limits of one device. Thread-safe."""
+    """Checks pipeline layouts against the limits of one device; not those on dynamic buffers. Thread-safe."""
 
     def __init__(self, answers: DeviceAnswers) -> None:
         """Check against a device."""
@@ -247,16 +216,11 @@ class DescriptorLimits:
 
     def _exceeded(self, several: Counter[DescriptorCounts]) -> str | None:
         plain, every = _sum(several, after_bind=False), _sum(several, after_bind=True)
-        counted = [(bound, bound.count(every if bound.row.all_sets else plain)) for bound in self._bounds]
-        if not any(count > bound.most for bound, count in counted):
-            return None
-        holds = None, self._answers.feature(*_MAINTENANCE_7_FEATURE, needed=False)
-        texts = (
-            limit(self._answers, *bound.property, count)
-            for bound, count in counted
-            if bound.row.maintenance_7 in holds
-        )
-        return next((text for text in texts if text is not None), None)
+        for bound in self._bounds:
+            count = bound.count(every if bound.row.all_sets else plain)
+            if (text := limit(self._answers, *bound.property, count)) is not None:
+                return text
+        return None
 
     def _bound(self, row: DescriptorLimit) -> _Bound | None:
         """The limit on this device; None where the device does not have the property."""

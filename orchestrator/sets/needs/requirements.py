@@ -15,13 +15,10 @@ the device could enable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Final
-
-import msgspec
-from attrs import define, field
 
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.registry import registry
@@ -30,7 +27,6 @@ from orchestrator.sets.image.built import Needs
 from orchestrator.sets.image.documents import BARE_ARRAYS, SHARED_STATES, WORD_ARRAYS
 from orchestrator.sets.needs.context import (
     CONTEXTS,
-    Context,
     DynamicStates,
     discards,
     dynamic_state,
@@ -39,7 +35,7 @@ from orchestrator.sets.needs.context import (
 )
 from orchestrator.sets.needs.context import Malformed as Malformed
 from orchestrator.sets.needs.descriptors import DescriptorLimits
-from orchestrator.sets.needs.rules import LIMIT_RULES, RULES, DeviceAnswers, Limit, Rule, enum_numbers
+from orchestrator.sets.needs.rules import LIMIT_RULES, RULES, DeviceAnswers, Rule, enum_numbers
 from orchestrator.sets.needs.shaders import ShaderRequirements
 from orchestrator.sets.spirv.walk import SpirvModule
 
@@ -63,114 +59,69 @@ _NOT_CHECKED = frozenset(
 _TYPES_NOT_CHECKED = frozenset({"VkImageLayout"})
 
 
-@define(eq=False)
-class Plan:
-    """What to check in structures of one type on one device."""
+class _Member:
+    """What is missing on one device for values of one member; False where nothing can be."""
 
-    name: str  # the structure
-    missing: tuple[Missing, ...]  # what is missing for any values of its members
-    # Gives the values of all scalar members to check, or None where there are none.
-    scalars: Callable[[Any], Hashable] | None
-    # What is missing, by the result of `scalars`.
-    answers: dict[Hashable, tuple[Missing, ...]] = field(factory=dict, repr=False)
-    # Computes an entry of `answers`.
-    answer: Callable[[Hashable], tuple[Missing, ...]] = field(kw_only=True, repr=False)
-    # Name and answers of each member that is an array of scalars to check.
-    arrays: tuple[tuple[str, MemberAnswers], ...] = ()
-    context: Context | None = None  # its rule over several members, or None
-    children: tuple[str, ...] = ()  # names of the members that hold structures to check, pNext included
-    # Gives the values of `children` as a tuple; None where there are none.
-    child_values: Callable[[Any], tuple[Any, ...]] | None = None
-
-    def of(self, value: Any) -> tuple[Missing, ...]:
-        """What is missing for the scalars of a value."""
-        if self.scalars is None:
-            return ()
-        key = self.scalars(value)
-        found = self.answers.get(key)
-        if found is None:
-            if len(self.answers) >= _MOST_ANSWERS:
-                self.answers.clear()
-            found = self.answers[key] = self.answer(key)
-        return found
-
-
-class MemberAnswers(msgspec.Struct, frozen=True, eq=False):
-    """What is missing on one device for each value of one member."""
-
-    answers: DeviceAnswers  # the device
-    member: Member  # the member
-    enum: EnumType | None  # its enum or flags type, or None
-    rules: tuple[tuple[Rule, frozenset[int]], ...]  # rules about it, each with the numbers of its values
-    limits: tuple[Limit, ...]  # limits on it
-    known: dict[Any, tuple[Missing, ...]] = msgspec.field(default_factory=dict)  # answers so far, by value
+    def __init__(self, answers: DeviceAnswers, struct: Struct, member: Member) -> None:
+        numbers = enum_numbers()
+        self._answers, self._member, self._enum = answers, member, _enum(member)
+        self._rules = [
+            (rule, frozenset(numbers[each] for each in rule.values))
+            for rule in _rules(struct.name, member.name)
+        ]
+        self._limits = [
+            each for each in LIMIT_RULES if (each.struct, each.member) == (struct.name, member.name)
+        ]
 
     def __bool__(self) -> bool:
-        """Whether anything can be missing for any value of the member."""
-        return bool(self.enum is not None or self.rules or self.limits)
+        return bool(self._enum is not None or self._rules or self._limits)
 
-    def of(self, value: Any) -> tuple[Missing, ...]:
+    def of(self, value: Any) -> Iterator[Missing]:
         """What is missing for a value; None counts as zero."""
-        found = self.known.get(value)
-        if found is None:
-            if len(self.known) >= _MOST_ANSWERS:
-                self.known.clear()
-            found = self.known[value] = tuple(self._find(value or 0))
-        return found
+        value = value or 0
+        if self._enum is not None and (text := self._enum_text(self._enum, value)) is not None:
+            yield -1, text
+        for rule, numbers in self._rules:
+            if self._asks(rule, numbers, value) and (text := rule_text(self._answers, rule)) is not None:
+                yield enum_numbers().get(rule.dynamic, -1), text
+        if not self._member.pointer:
+            yield from self._over(value)
 
-    def of_length(self, length: int) -> tuple[Missing, ...]:
-        """What is missing for an array of that length."""
-        return tuple(self._limits(length))
+    def of_array(self, elements: Sequence[Any]) -> Iterator[Missing]:
+        """What is missing for an array: for its length, and for its elements, which may be arrays too."""
+        yield from self._over(len(elements))
+        if self._enum is not None or self._rules:
+            for each in elements:
+                for one in each if isinstance(each, list | tuple) else (each,):
+                    yield from self.of(one)
 
-    def _find(self, value: Any) -> list[Missing]:
-        found: list[Missing] = []
-        if self.enum is not None:
-            text = self._enum_text(self.enum, value)
-            if text is not None:
-                found.append((-1, text))
-        for rule, numbers in self.rules:
-            if self._asks(rule, numbers, value):
-                text = rule_text(self.answers, rule)
-                if text is not None:
-                    found.append((enum_numbers().get(rule.dynamic, -1), text))
-        if not self.member.pointer:
-            found += self._limits(value)
-        return found
-
-    def _limits(self, value: float) -> list[Missing]:
-        found: list[Missing] = []
-        for each in self.limits:
-            text = limit(self.answers, *each.property, value, below=each.below)
-            if text is not None:
-                found.append((enum_numbers().get(each.dynamic, -1), text))
-        return found
+    def _over(self, value: float) -> Iterator[Missing]:
+        for each in self._limits:
+            if (text := limit(self._answers, *each.property, value, below=each.below)) is not None:
+                yield enum_numbers().get(each.dynamic, -1), text
 
     def _asks(self, rule: Rule, numbers: frozenset[int], value: Any) -> bool:
         if rule.test is not None:
             return rule.test(value)
         if not numbers:
             return bool(value)
-        if self.enum is not None and self.enum.bitmask:
+        if self._enum is not None and self._enum.bitmask:
             return any(value & each for each in numbers)
         return value in numbers
 
     def _enum_text(self, enum: EnumType, value: int) -> str | None:
-        whole = enum.values.get(value)
-        if whole is not None:
-            return self.answers.missing(whole.requires)
-        if enum.bitmask:
-            for position in range(enum.bits):
-                bit = value & 1 << position
-                if bit and (text := self._bit_text(enum, bit)) is not None:
-                    return text
-            return None
-        return f"{self.member.type} {value}, unknown to registry {registry().version}"
+        """What is missing for a value of an enum, or for one of its bits."""
+        if value in enum.values or not enum.bitmask:
+            return self._value_text(enum, value, str(value))
+        bits = (value & 1 << position for position in range(enum.bits))
+        texts = (self._value_text(enum, bit, f"bit {bit:#x}") for bit in bits if bit)
+        return next((text for text in texts if text is not None), None)
 
-    def _bit_text(self, enum: EnumType, bit: int) -> str | None:
-        known = enum.values.get(bit)
+    def _value_text(self, enum: EnumType, value: int, written: str) -> str | None:
+        known = enum.values.get(value)
         if known is None:
-            return f"{self.member.type} bit {bit:#x}, unknown to registry {registry().version}"
-        return self.answers.missing(known.requires)
+            return f"{self._member.type} {written}, unknown to registry {registry().version}"
+        return self._answers.missing(known.requires)
 
 
 def rule_text(answers: DeviceAnswers, rule: Rule) -> str | None:
@@ -180,63 +131,52 @@ def rule_text(answers: DeviceAnswers, rule: Rule) -> str | None:
     return " or ".join(f"feature {struct}::{member}" for struct, member in rule.features)
 
 
-def make_plan(answers: DeviceAnswers, value: Any) -> Plan:
-    """Plan the checks of structures of this value's type."""
-    struct = registry().struct(type(value).__name__)
-    texts = [answers.missing(struct.requires)]
-    texts += [rule_text(answers, rule) for rule in _rules(struct.name, "")]
-    scalars: list[tuple[str, MemberAnswers]] = []
-    arrays: list[tuple[str, MemberAnswers]] = []
-    children: list[str] = []
-    for member in struct.members:
-        if member.name == "sType" or not hasattr(value, member.name):
-            continue
-        if (struct.name, member.name) in _NOT_CHECKED or (struct.name, member.name) in WORD_ARRAYS:
-            continue  # a structure or union that the archive writes as plain words needs nothing
-        if member.type in BARE_ARRAYS:
-            inner = registry().struct(member.type)
-            bare = inner.member(BARE_ARRAYS[member.type])
-            arrays.append((member.name, member_answers(answers, inner, bare)))
-            continue
-        if member.name == "pNext" or (member.category in ("struct", "union") and _worth_a_visit(member.type)):
-            children.append(member.name)
-        known = member_answers(answers, struct, member)
-        if known and (member.pointer or member.array):
-            arrays.append((member.name, known))
-        elif known:
-            scalars.append((member.name, known))
-    members = tuple(each for _, each in scalars)
-    names = tuple(each for each, _ in scalars)
+class _Plan:
+    """What to check in structures of one type on one device; answers for scalars are kept."""
 
-    def answer(key: Any) -> tuple[Missing, ...]:
-        values = key if len(members) > 1 else (key,)
-        return tuple(missing for each, one in zip(members, values, strict=True) for missing in each.of(one))
+    def __init__(self, answers: DeviceAnswers, value: Any) -> None:
+        struct = registry().struct(type(value).__name__)
+        self.name = struct.name
+        texts = [answers.missing(struct.requires)]
+        texts += [rule_text(answers, rule) for rule in _rules(struct.name, "")]
+        self.missing = tuple((-1, text) for text in texts if text is not None)  # whatever its members are
+        self.arrays: list[tuple[str, _Member]] = []
+        self.children: list[str] = []  # members that hold structures to check, pNext included
+        self.context = CONTEXTS.get(struct.name)
+        scalars: list[tuple[str, _Member]] = []
+        for member in struct.members:
+            if member.name == "sType" or not hasattr(value, member.name):
+                continue
+            if (struct.name, member.name) in _NOT_CHECKED or (struct.name, member.name) in WORD_ARRAYS:
+                continue  # a structure or union that the archive writes as plain words needs nothing
+            if member.type in BARE_ARRAYS:
+                inner = registry().struct(member.type)
+                bare = _Member(answers, inner, inner.member(BARE_ARRAYS[member.type]))
+                self.arrays.append((member.name, bare))
+                continue
+            is_struct = member.category in ("struct", "union")
+            if member.name == "pNext" or (is_struct and _worth_a_visit(member.type)):
+                self.children.append(member.name)
+            if known := _Member(answers, struct, member):
+                (self.arrays if member.pointer or member.array else scalars).append((member.name, known))
+        self._members = [each for _, each in scalars]
+        self._values = _tuple_getter([each for each, _ in scalars])
+        self._answers: dict[Hashable, tuple[Missing, ...]] = {}
+        self.child_values = _tuple_getter(self.children)
 
-    return Plan(
-        name=struct.name,
-        missing=tuple((-1, text) for text in texts if text is not None),
-        scalars=attrgetter(*names) if names else None,
-        answer=answer,
-        arrays=tuple(arrays),
-        context=CONTEXTS.get(struct.name),
-        children=tuple(children),
-        child_values=_tuple_getter(children),
-    )
-
-
-def member_answers(answers: DeviceAnswers, struct: Struct, member: Member) -> MemberAnswers:
-    """The answers for one member of a structure."""
-    numbers = enum_numbers()
-    return MemberAnswers(
-        answers,
-        member,
-        _enum(member),
-        tuple(
-            (rule, frozenset(numbers[each] for each in rule.values))
-            for rule in _rules(struct.name, member.name)
-        ),
-        tuple(each for each in LIMIT_RULES if (each.struct, each.member) == (struct.name, member.name)),
-    )
+    def of(self, value: Any) -> tuple[Missing, ...]:
+        """What is missing for a value, but for its arrays, its children and its context."""
+        if self._values is None:
+            return self.missing
+        key = self._values(value)
+        found = self._answers.get(key)
+        if found is None:
+            if len(self._answers) >= _MOST_ANSWERS:
+                self._answers.clear()
+            pairs = zip(self._members, key, strict=True)
+            scalars = (missing for member, one in pairs for missing in member.of(one))
+            found = self._answers[key] = (*self.missing, *scalars)
+        return found
 
 
 @lru_cache(maxsize=1)
@@ -302,7 +242,7 @@ class RequirementChecker:
         self._answers = DeviceAnswers(capabilities)
         self.shaders: Final = ShaderRequirements(self._answers)
         self.descriptors: Final = DescriptorLimits(self._answers)
-        self._plans: dict[type, Plan] = {}
+        self._plans: dict[type, _Plan] = {}
         self._states: dict[tuple[int, DynamicStates], tuple[Any, str | None]] = {}
 
     @property
@@ -312,7 +252,7 @@ class RequirementChecker:
 
     def stage(self, value: Any, spirv: SpirvModule, module: int) -> str | None:
         """What is missing for a stage with its module, by its key too: entry point, feature, limits."""
-        missing = (self._plans.get(type(value)) or self._new_plan(value)).of(value)
+        missing = self._plan_of(value).of(value)
         return missing[0][1] if missing else self.shaders.stage(value, spirv, module)
 
     def structure(self, value: Any) -> str | None:
@@ -331,20 +271,24 @@ class RequirementChecker:
                 mask = masks[pipeline.subpass]
         return multiview(self._answers, pipeline, mask)
 
-    def _new_plan(self, value: Any) -> Plan:
-        plan = self._plans[type(value)] = make_plan(self._answers, value)
+    def _plan_of(self, value: Any) -> _Plan:
+        plan = self._plans.get(type(value))
+        if plan is None:
+            plan = self._plans[type(value)] = _Plan(self._answers, value)
         return plan
 
     def _walk(self, value: Any, dynamic: DynamicStates) -> str | None:
-        plan = self._plans.get(type(value)) or self._new_plan(value)
+        plan = self._plan_of(value)
         graphics = plan.name == "VkGraphicsPipelineCreateInfo"
         if graphics and value.pDynamicState is not None:
             # Negative numbers are no states; -1 means "no state" in `Missing`.
             dynamic = frozenset(each for each in value.pDynamicState.pDynamicStates or () if each >= 0)
-        found = plan.missing + plan.of(value)
-        missing = _relevant(found, dynamic) if found else None
-        if missing is None and plan.arrays:
-            missing = self._arrays(plan, value, dynamic)
+        missing = _relevant(plan.of(value), dynamic)
+        for name, member in plan.arrays if missing is None else ():
+            elements = getattr(value, name)
+            if elements is not None and missing is None:
+                several = elements if isinstance(elements, list | tuple) else (elements,)  # a pointer to one
+                missing = _relevant(member.of_array(several), dynamic)
         if missing is None and plan.context is not None:
             missing = plan.context(self._answers, value, dynamic)
         if missing is not None or plan.child_values is None:
@@ -374,25 +318,6 @@ class RequirementChecker:
             # Keep a reference to the state, so that its id is not used again.
             known = self._states[id(state), dynamic] = (state, self._walk(state, dynamic))
         return known[1]
-
-    def _arrays(self, plan: Plan, value: Any, dynamic: DynamicStates) -> str | None:
-        for name, known in plan.arrays:
-            elements = getattr(value, name)
-            if elements is None:
-                continue
-            if not isinstance(elements, list | tuple):
-                elements = (elements,)  # a pointer to one
-            found: list[Missing] = []
-            if known.limits:
-                found += known.of_length(len(elements))
-            if known.enum is not None or known.rules:
-                for each in elements:
-                    # The elements of an array of bare arrays are lists themselves.
-                    for one in each if isinstance(each, list | tuple) else (each,):
-                        found += known.of(one)
-            if (missing := _relevant(found, dynamic)) is not None:
-                return missing
-        return None
 
 
 def _relevant(found: Iterable[Missing], dynamic: DynamicStates) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 from orchestrator.errors import shown
 from orchestrator.registry import registry
 from orchestrator.registry.tables import Enable, Enabled
-from orchestrator.sets.needs.context import Malformed, chained, limit
+from orchestrator.sets.needs.context import Malformed, limit
 from orchestrator.sets.needs.rules import LIMITS, DeviceAnswers, name_text
 from orchestrator.sets.spirv.walk import EntryPoint, SpirvModule
 
@@ -72,9 +72,6 @@ _NEWEST_MINOR = 6
 _ASK_NOTHING = frozenset({"SPV_KHR_no_integer_wrap_decoration"})
 
 _NAMED = 3  # entry points of a module, in a message
-
-_FULL_SUBGROUPS, _VARYING_SUBGROUPS = 0x2, 0x1
-_SUBGROUP_PROPERTIES = "VkPhysicalDeviceSubgroupSizeControlProperties"
 
 
 class ShaderRequirements:
@@ -144,9 +141,7 @@ class ShaderRequirements:
         invocations = size[0] * size[1] * size[2]
         if not invocations:
             return Malformed(f"a workgroup of {size[0]}x{size[1]}x{size[2]} invocations")
-        return limit(self._answers, struct, invocations_member, invocations) or self._subgroups(
-            value, entry, size[0], invocations
-        )
+        return limit(self._answers, struct, invocations_member, invocations)
 
     def _version(self, major: int, minor: int) -> str | None:
         text = f"SPIR-V {major}.{minor}"
@@ -187,33 +182,6 @@ class ShaderRequirements:
                 missing = limit(self._answers, *bound, mode.operands[0])
                 if missing is not None:
                     return missing
-        return None
-
-    def _subgroups(self, value: Any, entry: EntryPoint, width: int, invocations: int) -> str | None:
-        """Subgroups: VUID-VkPipelineShaderStageCreateInfo-pNext-02756, -02757, flags-02758, -02759."""
-        required = chained(value, "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo")
-        if required is not None and entry.execution_model == _GL_COMPUTE:
-            name, size = "maxComputeWorkgroupSubgroups", max(1, required.requiredSubgroupSize)
-            most = self._answers.exceeded(_SUBGROUP_PROPERTIES, name, -(-invocations // size))
-            if most is not None:
-                room = f"(room for {most * size})"
-                return f"property {_SUBGROUP_PROPERTIES}::{name} {most} {room} < {invocations}"
-        if not value.flags & _FULL_SUBGROUPS:
-            return None
-        if required is not None:
-            size = required.requiredSubgroupSize
-            if size and width % size:
-                return Malformed(f"{width} invocations in x, which subgroups of {size} do not fill")
-            return None
-        struct, member = (
-            (_SUBGROUP_PROPERTIES, "maxSubgroupSize")
-            if value.flags & _VARYING_SUBGROUPS
-            else ("VkPhysicalDeviceVulkan11Properties", "subgroupSize")
-        )
-        subgroup = self._answers.property(struct, member)
-        if isinstance(subgroup, int) and subgroup and width % subgroup:
-            name = f"{struct}::{member}"
-            return f"property {name} {subgroup}, of which {width} invocations in x fill none or not all"
         return None
 
 

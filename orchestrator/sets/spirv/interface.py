@@ -121,14 +121,6 @@ class _Walk:
     sizes: dict[tuple[int, bool, int], int] = Factory(dict)  # (type, row major, matrix stride) → bytes
 
 
-def specialization_constants(code: bytes) -> tuple[SpecializationConstant, ...]:
-    """Those of a module, in the order of constant ids; none where a type is missing."""
-    try:
-        return _specialization(_walk(code))
-    except (KeyError, IndexError):
-        return ()
-
-
 _SOURCE_TEXT: Final = (
     "it is text, such as GLSL or HLSL, and SPIR-V is needed: `glslangValidator -V a.comp -o a.comp.spv` "
     "makes it of GLSL (Debian: glslang-tools), and `dxc -spirv` of HLSL"

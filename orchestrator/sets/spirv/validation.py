@@ -1,13 +1,8 @@
-"""Validation of SPIR-V by spirv-val (Khronos' SPIRV-Tools), in child processes and under limits.
-
-    code ──> without its source-language notes ──> files in a temporary folder ──> val_batch ──> spirv-val
-         <── verdict: VALID, INVALID, UNKNOWN
-
-A hostile module may crash or stall a validator as well as a driver.
+"""Validation of SPIR-V by spirv-val (Khronos' SPIRV-Tools), in processes of its own and under limits.
 
 Guarantees: no module makes this raise. Each module gets one verdict. Where a validator crashes, takes too
 long or too much memory, or is older than the module, the verdict is UNKNOWN with the cause. CPU time, wall
-time, address space and message length are bounded for each module.
+time, address space and output are bounded for each module.
 Assumptions: spirv-val judges by the rules of Vulkan 1.3, with all layouts that features may allow; the
 requirement check decides which of these a device enables.
 """
@@ -15,27 +10,31 @@ requirement check decides which of these a device enables.
 from __future__ import annotations
 
 import enum
+import os
 import shutil
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+import subprocess
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Final
 
 from attrs import field, frozen, validators
 
-from orchestrator.children.parent import Child, ChildGroup, Ended
-from orchestrator.sets.spirv.val_batch import Judge, Judged
+from orchestrator.children.parent import ChildGroup
 from orchestrator.sets.spirv.walk import OP_FUNCTION, SpirvError, instructions, spirv_words
 
-PROGRAM = "spirv-val"
-OPTIONS = (
+_OPTIONS: Final = (
     "--target-env",
     "vulkan1.3",
     "--scalar-block-layout",
     "--workgroup-scalar-block-layout",
     "--allow-localsizeid",
 )
+# The shell sets limits that the program inherits: seconds of CPU time, KiB of address space, and blocks of
+# 512 bytes of output.
+_LIMITED: Final = 'ulimit -c 0; ulimit -f 64; ulimit -t "$1" && ulimit -v "$2" && shift 2 && exec "$@"'
+_VARIABLES: Final = ("PATH", "LD_LIBRARY_PATH")
 
 # Debug notes on the source language: no driver reads them, and older validators refuse newer languages.
 _SOURCE_NOTES = frozenset({2, 3, 4})  # OpSourceContinued, OpSource, OpSourceExtension
@@ -46,7 +45,6 @@ _TOO_OLD = (
     "Unknown extended instruction",
 )
 _TEXT_SHOWN = 300
-_PATIENCE_S = 30.0
 
 
 class Verdict(enum.StrEnum):
@@ -76,7 +74,7 @@ class ValidationLimits:
 
 def find_spirv_val() -> str | None:
     """Path of spirv-val, or None where it is not installed."""
-    return shutil.which(PROGRAM)
+    return shutil.which("spirv-val")
 
 
 def validate_modules(
@@ -104,16 +102,16 @@ def validate_modules(
         OSError: There is no place for temporary files, or no process can be started.
     """
     bounds, group = limits or ValidationLimits(), children or ChildGroup()
-    with TemporaryDirectory(prefix="orchestrator-spirv-") as folder:
-        paths: list[tuple[int, str]] = []
+    with (
+        TemporaryDirectory(prefix="orchestrator-spirv-") as folder,
+        ThreadPoolExecutor(max(1, processes)) as pool,
+    ):
+        judged = {}
         for key, code in modules:
             path = Path(folder, f"{key:016x}.spv")
             path.write_bytes(without_source_notes(code))
-            paths.append((key, str(path)))
-        batches = [paths[number::processes] for number in range(min(processes, len(paths)))]
-        with ThreadPoolExecutor(max(1, len(batches))) as pool:
-            found = list(pool.map(lambda batch: _judge(batch, program, bounds, group), batches))
-    return {key: judgement for batch in found for key, judgement in batch.items()}
+            judged[key] = pool.submit(_judge, path, program, bounds, group)
+        return {key: each.result() for key, each in judged.items()}
 
 
 def without_source_notes(code: bytes) -> bytes:
@@ -131,39 +129,33 @@ def without_source_notes(code: bytes) -> bytes:
     return b"".join([*kept, code[start:]])
 
 
-def _judge(
-    paths: Sequence[tuple[int, str]], program: str, limits: ValidationLimits, group: ChildGroup
-) -> dict[int, Judgement]:
-    # With a new child after each module that ended one.
-    found: dict[int, Judgement] = {}
-    left = deque(paths)
-    bounds = limits.cpu_s, limits.memory_bytes
-    while left:
-        with Child[Judged]("spirv-val", Judged, limits=bounds) as child:
-            group.add(child)
-            for _, path in left:
-                child.send(Judge((program, *OPTIONS, path), limits.wall_s))
-            answer: Judged | Ended | None = None
-            while left and not isinstance(answer, Ended):
-                try:
-                    answer = child.receive(limits.wall_s + _PATIENCE_S)
-                except TimeoutError:
-                    answer = child.end(0.0)
-                found[left.popleft()[0]] = _judgement(answer)
-    return found
-
-
-def _judgement(answer: Judged | Ended) -> Judgement:
-    if isinstance(answer, Ended):
-        why = answer.fault or answer.output[-_TEXT_SHOWN:]
-        return Judgement(
-            Verdict.UNKNOWN, f"the process that asks spirv-val ended with {answer.how}: {why}".rstrip(": ")
+def _judge(path: Path, program: str, limits: ValidationLimits, group: ChildGroup) -> Judgement:
+    memory_kib = limits.memory_bytes >> 10
+    command = ("sh", "-c", _LIMITED, "sh", str(limits.cpu_s), str(memory_kib), program, *_OPTIONS, str(path))
+    output = path.with_suffix(".txt")
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
         )
-    status, said = answer.status, " ".join(answer.text.split())[:_TEXT_SHOWN]
+    with process:
+        try:
+            group.add(process)
+            status = process.wait(limits.wall_s)
+        except subprocess.TimeoutExpired:
+            return Judgement(Verdict.UNKNOWN, f"spirv-val: no answer after {limits.wall_s:.0f} s")
+        finally:
+            process.kill()
+    text = " ".join(output.read_text("utf-8", "replace").split())
+    return _judgement(status, text if len(text) <= _TEXT_SHOWN else f"{text[:_TEXT_SHOWN]}...")
+
+
+def _judgement(status: int, said: str) -> Judgement:
     if status == 0:
         return Judgement(Verdict.VALID)
-    if status is None:
-        return Judgement(Verdict.UNKNOWN, f"spirv-val: {said}")
     if status < 0:
         return Judgement(Verdict.UNKNOWN, f"spirv-val was killed by signal {-status}: {said}".rstrip(": "))
     if status != 1 or not said or any(each in said for each in _TOO_OLD):

@@ -10,7 +10,7 @@ Source: SPIR-V specification, sections 2.3 "Physical Layout of a SPIR-V Module a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final, NoReturn, Self
 
 import msgspec
@@ -193,17 +193,6 @@ def spirv_string(code: bytes, start: int, end: int, errors: str = "surrogateesca
     if terminator < 0:
         raise SpirvError(start, "string without a terminator in its instruction")
     return code[start * 4 : terminator].decode("utf-8", errors)
-
-
-def walk_modules(codes: Sequence[bytes]) -> list[SpirvModule | SpirvError]:
-    """Read several modules; a broken module gives its error."""
-    found: list[SpirvModule | SpirvError] = []
-    for code in codes:
-        try:
-            found.append(walk_spirv(code))
-        except SpirvError as error:
-            found.append(error.with_traceback(None))  # whose frames hold all that was read
-    return found
 
 
 def walk_spirv(code: bytes) -> SpirvModule:

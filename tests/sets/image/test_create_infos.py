@@ -161,7 +161,10 @@ def test_a_graphics_pipeline_reads_back_through_c_declarations() -> None:
         ({"multisampleState": {"rasterizationSamples": 64, "sampleMask": [1]}}, "pSampleMask has 1"),
         ({"dynamicState": {"dynamicStateCount": 3}}, "'dynamicState' is missing"),
         ({"stages": [{"name": "a\0b" * 100_000}]}, r"^.{,100}: a string holds a NUL"),
-        ({"rasterizationState": {"lineWidth": 1e300}}, "::lineWidth: 1e\\+300 is no 32-bit float"),
+        (
+            {"rasterizationState": {"lineWidth": 1e300}},
+            "RasterizationStateCreateInfo: float too large",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused(members: dict[str, Any], what: str) -> None:

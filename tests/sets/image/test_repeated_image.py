@@ -14,8 +14,8 @@ import pytest
 
 from orchestrator.bench.take import run_order
 from orchestrator.devices.device import Device
-from orchestrator.devices.image import CreateInfoImage, PipelineKind
-from orchestrator.devices.simulated import SimulatedDevice, simulated_image
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.rearranged import leave_out, repeat_pipelines
@@ -93,18 +93,6 @@ def test_a_copy_leads_to_what_the_original_leads_to(
     assert sum(repeated.counts.values()) == len(order)
 
 
-def test_orders_that_make_no_sense_are_refused() -> None:
-    image = simulated_image(
-        [1, 2, 3, 4],
-        kinds=[PipelineKind.GRAPHICS] * 3 + [PipelineKind.COMPUTE],
-        libraries={2: [1]},
-    )
-    for order in ([4], [-1], [3, 0], [0, 0, 1], [1, 2], [1, 0]):
-        with pytest.raises(ValueError, match="order"):
-            repeat_pipelines(image, np.array(order, np.int32))
-    assert repeat_pipelines(image, np.array([0, 1, 1, 2, 3, 3], np.int32)).keys.tolist() == [1, 2, 2, 3, 4, 4]
-
-
 def create_all(device: Device, image: CreateInfoImage) -> list[int]:
     prepared = device.prepare(image)
     cache = device.create_pipeline_cache()
@@ -137,7 +125,7 @@ def test_drivers_take_them(driver: str, open_driver_device: OpenDriverDevice) ->
 def test_drivers_take_what_is_left_of_an_image(driver: str, open_driver_device: OpenDriverDevice) -> None:
     device = open_driver_device(driver)
     with PipelineSet.open(Path(sample_path())) as source:
-        built = build_image(source, source.pipelines, device.capabilities)
+        built = build_image(source, source.pipelines[::4], device.capabilities)
         keys = built.image.keys.tolist()
         plain = dict(zip(keys, create_all(device, built.image), strict=True))
         rest = leave_out(built, dict.fromkeys(keys[::3], "it ended the driver")).image

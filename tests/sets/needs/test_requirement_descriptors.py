@@ -52,12 +52,12 @@ def counted(*bindings: Binding, flags: int = 0) -> DescriptorCounts:
     return count_descriptors(make("VkDescriptorSetLayoutCreateInfo", flags=flags, pBindings=values))
 
 
-def device(properties: Mapping[Feature, int], *, without: frozenset[str] = frozenset()) -> Everything:
+def device(properties: Mapping[Feature, int]) -> Everything:
     """A device with those properties and no others, so that nothing else bounds a layout."""
     given: dict[Feature, int | float | tuple[int, ...]] = {}
     for name, value in properties.items():
         given |= dict.fromkeys(same_members(*name), value)
-    return Everything(properties=given, without=without)
+    return Everything(properties=given)
 
 
 def missing(of: Bare, *sets: DescriptorCounts) -> str | None:
@@ -90,8 +90,9 @@ def test_every_statement_is_there_once() -> None:
     assert len(set(sources)) == len(sources)
     # Of -03016 to -03043, -03019 gave way to -06939.
     numbers = {int(each.rpartition("-")[2]) for each in sources}
-    assert {*range(3016, 3044)} - {3019} | {6939} <= numbers
-    assert {2214, 2215, 2216, 2217, 2381, 3571, 3572, 3573, 3574, 6531} <= numbers
+    dynamic_buffers = {3030, 3032, 3038, 3040}
+    assert {*range(3016, 3044)} - {3019} - dynamic_buffers | {6939} <= numbers
+    assert {2214, 2215, 2216, 2217, 3571, 3572, 3573, 3574, 6531} <= numbers
 
 
 def row_device(row: DescriptorLimit, most: int = MOST) -> Everything:
@@ -99,7 +100,7 @@ def row_device(row: DescriptorLimit, most: int = MOST) -> Everything:
     properties = {row.property: most}
     if row.or_property is not None:
         properties[row.or_property] = most
-    return device(properties, without=frozenset() if row.maintenance_7 else frozenset({"maintenance7"}))
+    return device(properties)
 
 
 def _row_bounds_each_of_its_types(row: DescriptorLimit) -> None:
@@ -187,29 +188,12 @@ def test_each_row(check: Callable[[DescriptorLimit], None]) -> None:
 @pytest.mark.parametrize("row", [each for each in DESCRIPTOR_LIMITS if each.or_property], ids=label)
 def test_the_greater_of_two_properties_counts(row: DescriptorLimit) -> None:
     assert row.or_property is not None
-    off = frozenset() if row.maintenance_7 else frozenset({"maintenance7"})
     layout = counted(*((kinds(row)[0], 1, ALL) for _ in range(8)), flags=AFTER_BIND)
-    assert missing(device({row.property: 5, row.or_property: 8}, without=off), layout) is None
-    assert missing(device({row.property: 5, row.or_property: 7}, without=off), layout) == (
-        text(row.or_property, 7, 8)
-    )
-    assert missing(device({row.property: 7, row.or_property: 0}, without=off), layout) == (
-        text(row.property, 7, 8)
-    )
+    assert missing(device({row.property: 5, row.or_property: 8}), layout) is None
+    assert missing(device({row.property: 5, row.or_property: 7}), layout) == (text(row.or_property, 7, 8))
+    assert missing(device({row.property: 7, row.or_property: 0}), layout) == (text(row.property, 7, 8))
     # Where the device does not know one of them, it has nothing that is updated after bind.
-    assert missing(device({row.property: 7}, without=off), layout) is None
-
-
-def test_maintenance_7_takes_other_limits_on_dynamic_buffers() -> None:
-    dynamic = 8
-    struct, member = "VkPhysicalDeviceMaintenance7PropertiesKHR", "maxDescriptorSetTotalUniformBuffersDynamic"
-    both = {(LIMITS, "maxDescriptorSetUniformBuffersDynamic"): 3, (struct, member): 5}
-    layout = counted((dynamic, 4, COMPUTE))
-    assert missing(device(both), layout) is None
-    assert missing(device(both), counted((dynamic, 6, COMPUTE))) == text((struct, member), 5, 6)
-    assert missing(device(both, without=frozenset({"maintenance7"})), layout) == (
-        text((LIMITS, "maxDescriptorSetUniformBuffersDynamic"), 3, 4)
-    )
+    assert missing(device({row.property: 7}), layout) is None
 
 
 def test_combined_image_samplers_are_samplers_and_sampled_images() -> None:

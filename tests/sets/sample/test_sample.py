@@ -73,7 +73,7 @@ def test_check_finds_a_changed_manifest(copied: Path, capsys: pytest.CaptureFixt
     )
     before = (copied / "sample.foz").read_bytes()
     assert main(["--check"]) == 1
-    assert "SAMPLER" in capsys.readouterr().err
+    assert "SAMPLER" in capsys.readouterr().out
     assert (copied / "sample.foz").read_bytes() == before
 
 
