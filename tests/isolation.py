@@ -38,7 +38,7 @@ from tests.drivers import REPOSITORY, driver_environment, find_manifest, is_driv
 TARGET_VARIABLE = "ORCHESTRATOR_TEST_TARGET"
 REPORTS_VARIABLE = "ORCHESTRATOR_TEST_REPORTS"
 APART = "folders apart"
-_APART_FOLDERS = frozenset(REPOSITORY / "tests" / each for each in ("cli", "key_dependence", "stores"))
+_APART_FOLDERS = frozenset(REPOSITORY / "tests" / each for each in ("cli", "key_dependence"))
 _MANY = 3_000
 
 Reports = dict[str, list[pytest.TestReport]]
