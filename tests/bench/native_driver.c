@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum strategy { NONE, SINGLE_LEVEL, TWO_LEVEL, WHOLE_COMPILE };
+enum strategy { NONE, SINGLE_LEVEL, WHOLE_COMPILE };
 
 struct waiter {
     sem_t gate;
@@ -100,10 +100,9 @@ void driver_create(struct driver *d, int strategy, uint64_t look_up_ns, uint64_t
                    uint64_t *duration_ns, uint64_t *wait_ns) {
     uint64_t start = clock_ns(CLOCK_MONOTONIC), waited = 0;
     if (strategy == WHOLE_COMPILE) waited += take(d, 1);
-    if (strategy == SINGLE_LEVEL || strategy == TWO_LEVEL) waited += take(d, 0);
+    if (strategy == SINGLE_LEVEL) waited += take(d, 0);
     burn(look_up_ns);
-    if (strategy == SINGLE_LEVEL || strategy == TWO_LEVEL) give(d, 0);
-    if (strategy == TWO_LEVEL) waited += take(d, 1);
+    if (strategy == SINGLE_LEVEL) give(d, 0);
     burn(compile_ns);
     if (strategy == SINGLE_LEVEL) waited += take(d, 1);
     burn(insert_ns);

@@ -24,7 +24,7 @@ from orchestrator.devices.simulated import (
 from orchestrator.run.records import Calls, timing_of
 from tests.bench.support import sample
 
-SERIAL = (LockingStrategy.TWO_LEVEL, LockingStrategy.WHOLE_COMPILE)
+SERIAL = (LockingStrategy.WHOLE_COMPILE,)
 TOLERANCE = 0.05
 
 
@@ -45,7 +45,6 @@ PIPELINE = {
     LockingStrategy.NONE: (Segment(COMPILE_NS, False),),
     # Look-ups share the lock; an insertion has it alone.
     LockingStrategy.SINGLE_LEVEL: (Segment(LOOK_UP_NS + COMPILE_NS, False), Segment(INSERT_NS, True)),
-    LockingStrategy.TWO_LEVEL: (Segment(LOOK_UP_NS, False), Segment(COMPILE_NS + INSERT_NS, True)),
     LockingStrategy.WHOLE_COMPILE: (Segment(LOOK_UP_NS + COMPILE_NS + INSERT_NS, True),),
 }
 

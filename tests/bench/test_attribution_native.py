@@ -32,10 +32,9 @@ from tests.processors import one_processor
 NUMBERS = {
     LockingStrategy.NONE: 0,
     LockingStrategy.SINGLE_LEVEL: 1,
-    LockingStrategy.TWO_LEVEL: 2,
-    LockingStrategy.WHOLE_COMPILE: 3,
+    LockingStrategy.WHOLE_COMPILE: 2,
 }
-SERIAL = (LockingStrategy.TWO_LEVEL, LockingStrategy.WHOLE_COMPILE)
+SERIAL = (LockingStrategy.WHOLE_COMPILE,)
 TOLERANCE = 0.05
 ATTEMPTS = 4
 LOOK_UP_NS, COMPILE_NS, INSERT_NS = 20_000, 12_000_000, 100_000

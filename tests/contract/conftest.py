@@ -22,7 +22,7 @@ from tests.contract.subject import Subject, sample_image
 from tests.drivers import DRIVERS
 
 SIMULATED = {
-    "simulated": SimulatedOptions(locking=LockingStrategy.TWO_LEVEL, migrate_every=2),
+    "simulated": SimulatedOptions(locking=LockingStrategy.WHOLE_COMPILE),
     # As lavapipe is: a cache that keeps nothing.
     "simulated-stub": SimulatedOptions(
         bugs=DriverBugs(cache_is_stub=True),

@@ -25,7 +25,7 @@ from typing import Final
 from attrs import frozen
 
 from orchestrator.devices.device import CACHE_HEADER_SIZE, DeviceIdentity
-from orchestrator.devices.simulated.locking import Clock, LockingStrategy, LockWait, ReadWriteLock
+from orchestrator.devices.simulated.locking import CacheLock, Clock, LockingStrategy, LockWait
 
 _HEADER: Final = struct.Struct("<IIII16s")
 _ENTRY: Final = struct.Struct("<32sQII")
@@ -90,10 +90,7 @@ def parse_data(data: bytes, identity: DeviceIdentity, *, any_uuid: bool = False)
 
 
 class SimulatedCache:
-    """A pipeline cache of the simulated driver, as thread-safe as its locking strategy.
-
-    The two-level strategy keeps entries that have not migrated yet apart. A stub keeps nothing.
-    """
+    """A pipeline cache of the simulated driver, thread-safe as its strategy says. A stub keeps nothing."""
 
     def __init__(
         self,
@@ -102,21 +99,18 @@ class SimulatedCache:
         *,
         strategy: LockingStrategy,
         clock: Clock,
-        migrate_every: int,
         stub: bool,
     ) -> None:
-        self.strategy = strategy
-        self.lock = ReadWriteLock(clock)
+        self.lock = CacheLock(clock)
+        self._strategy = strategy
         self._header = header
-        self._migrate_every = migrate_every
         self._stub = stub
-        self._shared: dict[bytes, CacheEntry] = {}
-        self._recent: dict[bytes, CacheEntry] = {}
-        # Protects the dictionaries where the strategy has no lock. Otherwise a caller that breaks the rules
-        # would break the interpreter's iteration instead of being reported.
+        self._entries: dict[bytes, CacheEntry] = {}
+        # Protects the entries where the strategy has no lock. Otherwise a caller that breaks the rules would
+        # break the interpreter's iteration instead of being reported.
         self._mutex = threading.Lock()
         for entry in entries:
-            self._insert(self._shared, entry)
+            self._insert(entry)
 
     def obtain(
         self, key: bytes, make: Callable[[], CacheEntry | None], wait: LockWait
@@ -126,46 +120,28 @@ class SimulatedCache:
         Returns:
             The entry, or None if `make` returned None; and whether it was found.
         """
-        if self.strategy in (LockingStrategy.WHOLE_COMPILE, LockingStrategy.NONE):
-            with self._alone(wait):
-                return self._find_or_make(key, make, self._shared)
-        with self.lock.read(wait):
-            found = self._shared.get(key)
-        if found is not None:
-            return found, True
-        if self.strategy is LockingStrategy.TWO_LEVEL:
-            with self.lock.write(wait):
-                made_or_found = self._find_or_make(key, make, self._recent)
-                if len(self._recent) >= self._migrate_every:
-                    self._shared.update(self._recent)
-                    self._recent.clear()
-                return made_or_found
-        if (made := make()) is not None:
-            with self.lock.write(wait):
-                self._insert(self._shared, made)
-        return made, False
-
-    def _find_or_make(
-        self, key: bytes, make: Callable[[], CacheEntry | None], level: dict[bytes, CacheEntry]
-    ) -> tuple[CacheEntry | None, bool]:
-        # Looks in both levels, because the entry may have migrated since the first look-up.
-        if (found := self._recent.get(key) or self._shared.get(key)) is not None:
-            return found, True
-        if (made := make()) is not None:
-            self._insert(level, made)
-        return made, False
+        whole = self._held(wait) if self._strategy is LockingStrategy.WHOLE_COMPILE else nullcontext()
+        part = wait if self._strategy is LockingStrategy.SINGLE_LEVEL else None
+        with whole:
+            with self._held(part):
+                found = self._entries.get(key)
+            if found is not None:
+                return found, True
+            if (made := make()) is not None:
+                with self._held(part):
+                    self._insert(made)
+            return made, False
 
     def absorb(self, entries: Mapping[bytes, CacheEntry], wait: LockWait) -> None:
         """Merge the entries of another cache, without those that are here already."""
-        with self._alone(wait):
-            for key, entry in entries.items():
-                if key not in self._recent:
-                    self._insert(self._shared, entry)
+        with self._held(wait):
+            for entry in entries.values():
+                self._insert(entry)
 
     def snapshot(self, wait: LockWait) -> dict[bytes, CacheEntry]:
         """The current entries by binary key, in the order of insertion."""
-        with self._mutex if self.strategy is LockingStrategy.NONE else self.lock.read(wait):
-            return self._shared | self._recent
+        with self._held(wait), self._mutex:
+            return dict(self._entries)
 
     def size(self, wait: LockWait) -> int:
         """Size of the complete data, bytes."""
@@ -178,10 +154,13 @@ class SimulatedCache:
         fitting = [part for part, end in zip(parts, ends, strict=True) if end <= capacity]
         return b"".join(fitting), len(fitting) == len(parts)
 
-    def _alone(self, wait: LockWait) -> AbstractContextManager[None]:
-        return nullcontext() if self.strategy is LockingStrategy.NONE else self.lock.write(wait)
+    def _held(self, wait: LockWait | None) -> AbstractContextManager[None]:
+        # Without a wait to add to, the strategy holds no lock here.
+        if wait is None or self._strategy is LockingStrategy.NONE:
+            return nullcontext()
+        return self.lock.held(wait)
 
-    def _insert(self, level: dict[bytes, CacheEntry], entry: CacheEntry) -> None:
+    def _insert(self, entry: CacheEntry) -> None:
         if not self._stub:
             with self._mutex:
-                level.setdefault(entry.key, entry)
+                self._entries.setdefault(entry.key, entry)

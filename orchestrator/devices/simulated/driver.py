@@ -151,7 +151,6 @@ class SimulatedDriver:
             entries,
             strategy=self._options.locking if synchronized else LockingStrategy.NONE,
             clock=self._clock,
-            migrate_every=self._options.migrate_every,
             stub=self._bugs.cache_is_stub,
         )
 

@@ -10,7 +10,7 @@ import enum
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
@@ -83,16 +83,12 @@ class VirtualClock:
 class LockingStrategy(enum.StrEnum):
     """The locking of an internally synchronized cache. Externally synchronized caches have no lock.
 
-    SINGLE_LEVEL: read lock to look up, write lock to insert. Two threads may compile the same pipeline.
-    TWO_LEVEL: a look-up in a read-only level under the read lock; if it misses, look-up in a read-write
-        level, compile and insertion under the write lock. Nothing is compiled twice, and compiles never
-        overlap. Entries migrate to the read-only level from time to time, under the write lock.
+    SINGLE_LEVEL: the lock to look up, and again to insert. Two threads may compile the same pipeline.
     WHOLE_COMPILE: one lock from the look-up to the insertion.
     NONE: no lock.
     """
 
     SINGLE_LEVEL = "single-level"
-    TWO_LEVEL = "two-level"
     WHOLE_COMPILE = "whole-compile"
     NONE = "none"
 
@@ -105,53 +101,28 @@ class LockWait:
 
 
 @define(eq=False)
-class ReadWriteLock:
-    """Many readers or one writer; waiting writers go before later readers. Not reentrant."""
+class CacheLock:
+    """A lock that knows how long each call waited for it. Not reentrant."""
 
     _clock: Clock
-    _changed: threading.Condition = field(factory=threading.Condition, init=False)
-    _readers: int = field(default=0, init=False)
-    _writing: bool = field(default=False, init=False)
-    _waiting_writers: int = field(default=0, init=False)
-    waiting: int = field(default=0, init=False)
+    _lock: threading.Lock = field(factory=threading.Lock, init=False)
+    _waiting: set[int] = field(factory=set, init=False)
+
+    @property
+    def waiting(self) -> int:
+        """How many threads wait for it."""
+        return len(self._waiting)
 
     @contextmanager
-    def read(self, wait: LockWait) -> Iterator[None]:
-        """Hold the lock for reading; adds the time until it was acquired to `wait`."""
-        with self._changed:
-            self._wait_for(lambda: not self._writing and not self._waiting_writers, wait)
-            self._readers += 1
+    def held(self, wait: LockWait) -> Iterator[None]:
+        """Hold it; adds the time until it was acquired to `wait`."""
+        if not self._lock.acquire(blocking=False):
+            since, thread = self._clock.now_ns(), threading.get_ident()
+            self._waiting.add(thread)
+            self._lock.acquire()
+            self._waiting.discard(thread)
+            wait.ns += self._clock.now_ns() - since
         try:
             yield
         finally:
-            with self._changed:
-                self._readers -= 1
-                self._changed.notify_all()
-
-    @contextmanager
-    def write(self, wait: LockWait) -> Iterator[None]:
-        """Hold the lock exclusively; adds the time until it was acquired to `wait`."""
-        with self._changed:
-            self._waiting_writers += 1
-            try:
-                self._wait_for(lambda: not self._writing and not self._readers, wait)
-            finally:
-                self._waiting_writers -= 1
-            self._writing = True
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._writing = False
-                self._changed.notify_all()
-
-    def _wait_for(self, is_free: Callable[[], bool], wait: LockWait) -> None:
-        if is_free():
-            return
-        since = self._clock.now_ns()
-        self.waiting += 1
-        try:
-            self._changed.wait_for(is_free)
-        finally:
-            self.waiting -= 1
-        wait.ns += self._clock.now_ns() - since
+            self._lock.release()

@@ -16,7 +16,7 @@ from statistics import NormalDist
 from typing import Final
 
 import numpy as np
-from attrs import evolve, field, frozen, validators
+from attrs import evolve, field, frozen
 
 from orchestrator.devices.binary_data import BinaryProperties
 from orchestrator.devices.device import DeviceCapabilities, DeviceFeatures, DeviceIdentity
@@ -211,8 +211,6 @@ class SimulatedOptions:
     keys_depend_on: frozenset[str] = frozenset()
     # the locking of its internally synchronized caches
     locking: LockingStrategy = LockingStrategy.SINGLE_LEVEL
-    # number of insertions after which the two-level strategy migrates entries
-    migrate_every: int = field(default=64, validator=validators.ge(1))
     cost: CostModel = field(factory=CostModel)  # the costs of pipelines
     # `CpuClock` burns processor time for the costs; on `VirtualClock` no time passes
     clock: Clock = field(factory=VirtualClock)

@@ -29,7 +29,7 @@ ENTRY = 48 + 100
 def filled(count: int = 3, locking: LockingStrategy = LockingStrategy.NONE) -> bytes:
     """Data of a cache with so many entries of equal size."""
     cost = CostModel(entry_bytes=lambda _: 100)
-    device = SimulatedDevice(SimulatedOptions(cost=cost, locking=locking, migrate_every=2))
+    device = SimulatedDevice(SimulatedOptions(cost=cost, locking=locking))
     cache = device.create_pipeline_cache()
     prepared = device.prepare(simulated_image(range(count)))
     device.create_pipelines(prepared, np.arange(count, dtype=np.int32), cache)
@@ -53,7 +53,7 @@ def test_data_is_a_header_of_version_one_and_entries_in_their_order() -> None:
     assert len(set(KEYS)) == 3
     assert not parse_data(DATA, IDENTITY).bad
     # Two levels are read as one.
-    assert set(keys_of(filled(5, LockingStrategy.TWO_LEVEL))) == set(keys_of(filled(5)))
+    assert set(keys_of(filled(5, LockingStrategy.WHOLE_COMPILE))) == set(keys_of(filled(5)))
 
 
 @given(st.integers(0, 600))

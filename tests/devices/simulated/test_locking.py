@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from orchestrator.devices.device import CreationBatch, PipelineCache
-from orchestrator.devices.simulated.locking import LockWait, ReadWriteLock
 from orchestrator.testing import (
     CostModel,
     LockingStrategy,
@@ -23,7 +22,7 @@ from orchestrator.testing import (
 )
 from tests.children.test_children import PATIENCE_S, until
 
-SERIAL = (LockingStrategy.TWO_LEVEL, LockingStrategy.WHOLE_COMPILE)
+SERIAL = (LockingStrategy.WHOLE_COMPILE,)
 
 
 class Meeting:
@@ -99,53 +98,9 @@ def test_two_threads_may_both_compile_where_the_lock_is_not_held(strategy: Locki
     device.close()
 
 
-@pytest.mark.parametrize("holder", ["read", "write"])
-@pytest.mark.parametrize("waiter", ["read", "write"])
-def test_only_readers_share(holder: str, waiter: str) -> None:
-    clock = VirtualClock()
-    lock, wait = ReadWriteLock(clock), LockWait()
-    entered = threading.Event()
-
-    def enter() -> None:
-        with getattr(lock, waiter)(wait):
-            entered.set()
-
-    thread = threading.Thread(target=enter)
-    with getattr(lock, holder)(LockWait()):
-        thread.start()
-        if holder == waiter == "read":
-            assert entered.wait(PATIENCE_S)
-        else:
-            until(lambda: lock.waiting == 1)
-            assert not entered.is_set()
-            clock.advance(1_000)
-    thread.join(PATIENCE_S)
-    assert entered.is_set()
-    assert wait.ns == (0 if holder == waiter == "read" else 1_000)
-
-
-def test_a_waiting_writer_goes_before_later_readers() -> None:
-    lock = ReadWriteLock(VirtualClock())
-    order: list[str] = []
-
-    def enter(kind: str) -> None:
-        with getattr(lock, kind)(LockWait()):
-            order.append(kind)
-
-    writer, reader = (threading.Thread(target=enter, args=(kind,)) for kind in ("write", "read"))
-    with lock.read(LockWait()):
-        writer.start()
-        until(lambda: lock.waiting == 1)
-        reader.start()
-        until(lambda: lock.waiting == 2)
-    writer.join(PATIENCE_S)
-    reader.join(PATIENCE_S)
-    assert order == ["write", "read"]
-
-
 @pytest.mark.parametrize("strategy", LockingStrategy)
 def test_many_threads_on_one_cache_leave_it_whole(strategy: LockingStrategy) -> None:
-    device = SimulatedDevice(SimulatedOptions(locking=strategy, migrate_every=3))
+    device = SimulatedDevice(SimulatedOptions(locking=strategy))
     cache = device.create_pipeline_cache()
     image = simulated_image(range(1, 41))
     everything = np.arange(40, dtype=np.int32)
