@@ -18,7 +18,7 @@ import platform
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Final, TypeVar
 
@@ -220,10 +220,8 @@ class CompileJob:
 
     def _sweep(self) -> None:
         if self.cache.directory is not None:
-            try:
+            with suppress(SaveError):  # what killed runs may have left does no harm
                 sweep_directory(self.cache.directory)
-            except SaveError as error:
-                self._notes.append(f"what killed runs may have left was not looked for: {error}")
 
     async def _find_groups(self) -> None:
         plan = await self._timed("plan", self._plan.find)
@@ -276,14 +274,10 @@ class CompileJob:
             if not path.is_file():
                 continue  # nothing was saved
             try:
-                lost = add_feature_groups(path, groups, anew=loaded.status is not LoadStatus.LOADED)
+                if lost := add_feature_groups(path, groups, anew=loaded.status is not LoadStatus.LOADED):
+                    self._notes.append(f"what earlier runs made the cache file for is lost: {lost}")
             except SaveError as error:
                 self._notes.append(f"what the cache file was made for was not noted: {error}")
-            else:
-                if lost:
-                    self._notes.append(
-                        f"what earlier runs made the cache file for is lost, and this run's was noted: {lost}"
-                    )
 
     # --- one group
 
@@ -366,17 +360,15 @@ class CompileJob:
         directory, count = self.cache.directory, len(built.image)
         path = None if directory is None else self.cache.path_of(directory, device)
         self._groups.append((group, GroupRecord.of(group, count, path)))
-        if count:
-            if (profile := self.opener.profile(device)) is not None:
-                self._notes += key_notes(profile, group, device, built.image)
-            if group.added:
-                several = len(group.pipelines) > 1
-                self._notes.append(
-                    f"{len(group.pipelines)} pipeline{'s need' if several else ' needs'} what no application "
-                    f"is recorded to have enabled: {', '.join(group.added)}; compiled on a device that has "
-                    f"it. The application finds {'them' if several else 'it'} only if it enables the same, "
-                    "or if this driver's keys do not depend on it"
-                )
+        if count and (profile := self.opener.profile(device)) is not None:
+            self._notes += key_notes(profile, group, device, built.image)
+        if count and group.added:
+            self._notes.append(
+                f"{len(group.pipelines)} of the pipelines need what no application is recorded to have "
+                f"enabled: {', '.join(group.added)}; they are compiled on a device that has it. The "
+                "application finds them only if it enables the same, or if this driver's keys do not depend "
+                "on it"
+            )
         self._leave_out(problem_outcomes(built))
         self.quarantined.take(built.problems)
         self._beside = built.dependencies
@@ -612,16 +604,14 @@ class CompileJob:
         )
 
     def _all_notes(self) -> tuple[str, ...]:
-        cancelled = []
+        notes = [*self._notes]
         if self._cancelled:
-            which = "pipeline was" if self._cancelled == 1 else "pipelines were"
-            cancelled.append(
-                f"{self._cancelled} {which} cancelled by a command, and not compiled; the next run does that"
+            notes.append(
+                f"{self._cancelled} pipelines were cancelled by commands; the next run compiles them"
             )
-        identification = [] if self.identification is None else self.identification.notes
-        parts = (self._notes, cancelled, self._plan.notes, self.opener.notes, self.quarantined.notes)
+        notes += [*self._plan.notes, *self.opener.notes, *self.quarantined.notes, *self.cache.notes]
         return tuple(
-            dict.fromkeys(note for part in (*parts, self.cache.notes, identification) for note in part)
+            dict.fromkeys(notes + ([] if self.identification is None else self.identification.notes))
         )
 
 

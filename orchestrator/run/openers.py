@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from attrs import define, evolve, field
@@ -36,14 +36,6 @@ from orchestrator.stores.profile_file import (
     load_key_profile,
 )
 
-_LOST: Mapping[str, str] = {
-    "pipelineCreationCacheControl": (
-        "worker caches have the driver's own locks, and compiling cannot be forbidden"
-    ),
-    "pipelineBinaries": "the driver is not asked for pipeline keys",
-    "pipelineExecutableInfo": "there are no statistics of pipelines",
-    "shaderModuleIdentifier": "modules are always handed over with their code",
-}
 _LIBRARY = "pipeline library"
 
 
@@ -80,8 +72,7 @@ class ProfiledOpener:
         wanted = (on | own & _harmless(profile)) - harmful
         for _, member in sorted(harmful):
             self.notes.append(
-                f"{member} is left off: this driver's keys depend on it (key profile of {_day(profile)}); "
-                f"so {_LOST[member]}"
+                f"{member} is left off: this driver's keys depend on it (key profile of {_day(profile)})"
             )
         if wanted == on:
             return device

@@ -397,19 +397,10 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
 
 
 class OutcomeRecorder:
-    """Fills the table of a run.
+    """Fills the table of a run; `later` is the most pipelines of other images that may be added.
 
     Several threads may write at once without a lock: each writes the rows of its own batch, and no pipeline
     is in two batches.
-
-    Args:
-        image: The pipelines.
-        keep: Whether to keep the pipeline handles that batches return.
-        later: Most pipelines of other images that may be added.
-        libraries_of: Gives the libraries that a pipeline of any image links; None: there is one image.
-
-    Attributes:
-        table: The outcomes; driver time and worker are set by `attribute`.
     """
 
     table: OutcomeTable
@@ -654,10 +645,6 @@ class IdentifiersRecord(Sums, frozen=True, omit_defaults=True):
     store_bytes: int = 0  # Size of the identifiers on disk.
 
 
-def _each_once(*lists: Iterable[_T]) -> tuple[_T, ...]:
-    return tuple(dict.fromkeys(each for some in lists for each in some))
-
-
 # --- timing
 
 
@@ -890,22 +877,14 @@ class SetRecord(Record, frozen=True):
 
 
 class SaveReason(enum.StrEnum):
-    """Why a save is due.
+    """Why a save is due."""
 
-    QUIET: nothing was created for a while.
-    GROWTH: much is new.
-    OVERDUE: new pipelines have waited for long, because creation was never quiet.
-    CANCELLED: the run was cancelled.
-    SIGNAL: the process was asked to end, as by SIGTERM.
-    EXIT: the run or the process ends.
-    """
-
-    QUIET = "quiet"
-    GROWTH = "growth"
-    OVERDUE = "overdue"
-    CANCELLED = "cancelled"
-    SIGNAL = "signal"
-    EXIT = "exit"
+    QUIET = "quiet"  # Nothing was created for a while.
+    GROWTH = "growth"  # Much is new.
+    OVERDUE = "overdue"  # New pipelines have waited for long, because creation was never quiet.
+    CANCELLED = "cancelled"  # The run was cancelled.
+    SIGNAL = "signal"  # The process was asked to end, as by SIGTERM.
+    EXIT = "exit"  # The run or the process ends.
 
 
 class CacheSave(Record, frozen=True):
@@ -1169,7 +1148,8 @@ class CompileReport(Record, frozen=True, kw_only=True):
     @property
     def warnings(self) -> tuple[str, ...]:
         """The warnings of all merges, each once."""
-        return _each_once(*(each.merge.warnings for each in self.runs if each.merge is not None))
+        merges = (each.merge for each in self.runs if each.merge is not None)
+        return tuple(dict.fromkeys(warning for merge in merges for warning in merge.warnings))
 
 
 # --- progress
@@ -1234,18 +1214,11 @@ _SETTLED_AS: Final = {
 
 @define(eq=False)
 class Tally:
-    """The outcomes of a compile, group by group. One thread.
+    """The outcomes of a compile, group by group. One thread."""
 
-    Attributes:
-        total: Number of pipelines to create, over all groups.
-        started_ns: When the first job of the compile was submitted, on the clock of time.perf_counter_ns; 0:
-            none was.
-        runs: The report of each group's run.
-    """
-
-    total: int = 0
-    started_ns: int = 0
-    runs: list[RunReport] = field(factory=list)
+    total: int = 0  # pipelines to create, over all groups
+    started_ns: int = 0  # when the first job was submitted, by time.perf_counter_ns; 0: none was
+    runs: list[RunReport] = field(factory=list)  # the report of each group's run
     _tables: list[OutcomeTable] = field(factory=list)
     _before: dict[OutcomeStatus, int] = field(factory=lambda: dict.fromkeys(OutcomeStatus, 0))
 

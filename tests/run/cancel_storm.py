@@ -1,16 +1,7 @@
-"""Random cancellations, with checks after each.
+"""Random cancellations on the simulated device, whose caches check who uses them, with checks after each.
 
-Cancelling runs at random moments, many times, on the simulated device, whose caches check who uses them: a
-cancellation that let a thread go, merged a cache in use or forgot one shows as an error or as something
-left behind.
-
-seed ─> mode, merge, workers, set, libraries, how and when to cancel ─> run ─> checks
-
-Moments: a step of any trio task (before, between and after the driver's calls), or inside of a driver's
-compile, from its own thread. Ways: the scope is cancelled, or `stop` is set.
-
-Guarantees: a storm of a seed has the same runs; which thread gets where first is the machine's choice, as
-in the field.
+A run is cancelled, or stopped, at a step of any trio task or inside of a driver's compile. A storm of a seed
+has the same runs; which thread gets where first is the machine's choice, as in the field.
 """
 
 from __future__ import annotations
@@ -46,16 +37,7 @@ LOCKINGS = [each for each in LockingStrategy if each is not LockingStrategy.NONE
 
 @frozen
 class Storm:
-    """What came of a storm.
-
-    Attributes:
-        runs: Runs.
-        cancelled: Runs whose scope was cancelled before they ended.
-        stopped: Runs that ended early by `stop`.
-        folds: Merges on the way.
-        compiled: Pipelines that were compiled, over all runs.
-        lost: Compiled pipelines that were not in the primary afterwards; must be 0.
-    """
+    """How many runs were cancelled or stopped; merges on the way; pipelines compiled, and of these lost."""
 
     runs: int
     cancelled: int
@@ -110,12 +92,7 @@ class Moment(trio.abc.Instrument):
 
 
 async def storm(runs: int, seed: int) -> Storm:
-    """Cancel so many runs at random moments.
-
-    Raises:
-        AssertionError: Something was left behind, in use, or lost.
-        ExternalSynchronizationError: A cache was used by two at a time.
-    """
+    """Cancel so many runs at random moments."""
     chance = random.Random(seed)
     totals = [0] * 5
     for _ in range(runs):

@@ -1,8 +1,4 @@
-"""Captured sets on real drivers, end to end.
-
-The main job on real input and real drivers: captured sets on RADV and lavapipe, twice, in every topology;
-the counts that other replayers reach are the least that counts.
-"""
+"""Captured sets on RADV and lavapipe, end to end, twice: at least the counts that other replayers reach."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""F7: `compile_set`, cancelled everywhere.
+"""F7: `compile_set`, cancelled at every step and in every blocking call, while it loads, compiles and saves.
 
-F7, the side of the main job: cancelled at every step and in every blocking call, while it loads, compiles
-and saves. Afterwards no cache is in use or left, no thread, and the file holds what was compiled.
+Afterwards no cache is in use or left, no thread, and the file holds what was compiled.
 """
 
 from __future__ import annotations

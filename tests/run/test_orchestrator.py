@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from orchestrator.devices.device import (
@@ -129,28 +127,6 @@ async def test_using_the_cache_beside_the_run_is_an_error_of_the_caller() -> Non
     with pytest.raises(ExternalSynchronizationError), primary.using("the caller's own use"):
         await run_pipelines(device, prepared_set(device), RunOptions(workers=2), primary=primary)
     assert device.live_caches == 1
-
-
-async def test_no_worker_cache_is_ever_used_by_two_threads_at_a_time() -> None:
-    inside: dict[str, int] = {}
-    seen: set[str] = set()
-    lock = threading.Lock()
-
-    class Watched(SimulatedDevice):
-        def create_pipelines(self, prepared, indices, source, **options):  # type: ignore[no-untyped-def]
-            with lock:
-                seen.add(source.name)
-                inside[source.name] = inside.get(source.name, 0) + 1
-                assert inside[source.name] == 1
-            try:
-                return super().create_pipelines(prepared, indices, source, **options)
-            finally:
-                with lock:
-                    inside[source.name] -= 1
-
-    device = Watched()
-    await run_pipelines(device, prepared_set(device, 1000), RunOptions(workers=4))
-    assert seen <= {f"worker {number}" for number in range(4)}
 
 
 async def test_refused_initial_data_is_a_note_and_an_empty_start() -> None:

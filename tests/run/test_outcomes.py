@@ -51,22 +51,21 @@ def test_a_link_without_feedback_is_what_its_libraries_were(
     assert statuses(recorder)[2] is expected
 
 
-def test_no_feedback_is_no_hit_for_a_pipeline_with_stages_of_its_own() -> None:
+@pytest.mark.parametrize(
+    ("modules", "results", "expected"),
+    [({11: [5]}, (0,), OutcomeStatus.COMPILED), ({}, (-1,), OutcomeStatus.FAILED)],
+    ids=["stages of its own", "refused"],
+)
+def test_a_link_without_feedback_is_no_hit_where_it(
+    modules: dict[int, list[int]], results: tuple[int, ...], expected: OutcomeStatus
+) -> None:
     image = simulated_image(
-        [10, 11], kinds=[PipelineKind.GRAPHICS] * 2, libraries={11: [10]}, modules={11: [5]}
+        [10, 11], kinds=[PipelineKind.GRAPHICS] * 2, libraries={11: [10]}, modules=modules
     )
     recorder = OutcomeRecorder(image)
     record(recorder, [0], batch(HIT))
-    record(recorder, [1], batch(0))
-    assert statuses(recorder) == [OutcomeStatus.CACHE_HIT, OutcomeStatus.COMPILED]
-
-
-def test_a_link_that_failed_has_failed() -> None:
-    image = simulated_image([10, 11], kinds=[PipelineKind.GRAPHICS] * 2, libraries={11: [10]})
-    recorder = OutcomeRecorder(image)
-    record(recorder, [0], batch(HIT))
-    record(recorder, [1], batch(0, results=(-1,)))
-    assert statuses(recorder)[1] is OutcomeStatus.FAILED
+    record(recorder, [1], batch(0, results=results))
+    assert statuses(recorder) == [OutcomeStatus.CACHE_HIT, expected]
 
 
 def test_a_refused_pipeline_is_told_with_the_name_of_its_result() -> None:

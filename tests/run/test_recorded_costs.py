@@ -24,31 +24,22 @@ def opened(directory: Path | None, driver_version: int = 1) -> RecordedCosts:
     return RecordedCosts.open(directory, simulated_identity(driver_version=driver_version))
 
 
-def test_the_next_run_is_told(tmp_path: Path) -> None:
+def test_the_next_run_is_told_and_another_driver_is_not(tmp_path: Path) -> None:
     first = opened(tmp_path)
     assert not first.of(IMAGE).any()
     first.learn(KEYS, TIMES)
     assert first.notes == []
     assert opened(tmp_path).of(IMAGE).tolist() == TIMES.tolist()
     assert opened(tmp_path).of(simulated_image([59, 1000])).tolist() == [TIMES[59], 0]
-
-
-def test_another_driver_is_told_nothing(tmp_path: Path) -> None:
-    opened(tmp_path).learn(KEYS, TIMES)
     assert not opened(tmp_path, driver_version=2).of(IMAGE).any()
 
 
-def test_what_another_process_recorded_meanwhile_stays(tmp_path: Path) -> None:
+def test_what_was_not_compiled_or_another_process_recorded_keeps_its_time(tmp_path: Path) -> None:
     one, other = opened(tmp_path), opened(tmp_path)
     one.learn(KEYS[:30], TIMES[:30])
     other.learn(KEYS[30:], TIMES[30:])
     assert opened(tmp_path).of(IMAGE).tolist() == TIMES.tolist()
-
-
-def test_what_was_not_compiled_keeps_its_time(tmp_path: Path) -> None:
-    opened(tmp_path).learn(KEYS, TIMES)
-    newer = np.where(np.arange(60) < 30, 5, 0).astype(np.int64)
-    opened(tmp_path).learn(KEYS, newer)
+    opened(tmp_path).learn(KEYS, np.where(np.arange(60) < 30, 5, 0).astype(np.int64))
     assert opened(tmp_path).of(IMAGE).tolist() == [*([5] * 30), *TIMES[30:].tolist()]
 
 

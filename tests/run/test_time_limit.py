@@ -10,53 +10,13 @@ import pytest
 
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
-from orchestrator.run.exchange import BatchResult, Exchange
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, Progress
 from orchestrator.schedule.jobs import JobGraph
 from orchestrator.schedule.options import Followers, Order, ScheduleOptions
-from orchestrator.schedule.scheduler import Assignment, Paused, Scheduler
+from orchestrator.schedule.scheduler import Scheduler
 from tests.run.support import check_sums, prepared_set
-from tests.schedule.machine import job_graph
-
-MS = 1_000_000
-
-
-class FakeClock:
-    """Passes when it is told to."""
-
-    def __init__(self) -> None:
-        self.now_ns = 7
-
-    def __call__(self) -> int:
-        """Now."""
-        return self.now_ns
-
-
-def limited(costs: list[int], limit_ns: int) -> tuple[Exchange, FakeClock]:
-    clock = FakeClock()
-    options = ScheduleOptions(expect_hits=0.0, batch_limit=1)
-    exchange = Exchange(Scheduler(job_graph(len(costs), costs=costs), 1, options), clock_ns=clock)
-    exchange.limit_time(limit_ns)
-    return exchange, clock
-
-
-def handed_out(exchange: Exchange, ended: Assignment | None = None, elapsed_ns: int = 0) -> Assignment:
-    answer, _ = exchange.swap(0, ended, BatchResult(elapsed_ns=elapsed_ns))
-    assert isinstance(answer, Assignment)
-    return answer
-
-
-async def test_time_between_batches_counts_too() -> None:
-    exchange, clock = limited([4 * MS] * 5, 10 * MS)
-    first = handed_out(exchange)
-    # It took what was estimated; but the worker was idle for 3 ms, so that another one would not end in time.
-    clock.now_ns += 4 * MS + 3 * MS
-    assert exchange.swap(0, first, BatchResult(elapsed_ns=4 * MS))[0] == Paused()
-    assert exchange.out_of_time
-    with exchange.looking() as scheduler:
-        assert scheduler.queued == 4
 
 
 @pytest.mark.parametrize("order", Order)

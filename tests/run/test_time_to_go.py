@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
-import numpy as np
 import pytest
 
 from orchestrator.run.records import TimeToGo
@@ -48,22 +45,3 @@ def test_a_last_job_that_takes_much_longer_than_believed_is_not_known() -> None:
     assert found.eta_s(0) == pytest.approx(1.0)
     assert found.eta_s(SECOND + SECOND // 2) == 0.0
     assert found.eta_s(2 * SECOND) is None
-
-
-def test_it_never_grows_by_itself() -> None:
-    rng = np.random.default_rng(3)
-    costs = rng.lognormal(0.0, 1.5, 40).tolist()
-    scheduler = scheduler_of(costs, 1)
-    found = TimeToGo(scheduler, 1, trusted=True)
-    now, told = 0, [found.eta_s(0)]
-    while scheduler.queued:
-        batch = requested(scheduler, 0)
-        told.append(found.eta_s(now))
-        spent = round(sum(costs[index] for index in batch.indices.tolist()) * SECOND)
-        now += spent
-        scheduler.finished(0, batch, compiles=len(batch.indices), elapsed_ns=spent)
-        told.append(found.eta_s(now))
-    known = [each for each in told if each is not None]
-    assert len(known) == len(told)
-    assert all(later <= earlier + 1e-6 for earlier, later in itertools.pairwise(known))
-    assert told[0] == pytest.approx(sum(costs))

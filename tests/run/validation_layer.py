@@ -1,14 +1,9 @@
 """The Khronos validation layer over a process of ours: which layer, what it is told, and what it said.
 
-The layer comes in from outside, by the environment, so what it sees is what every program of a user would do.
 A layer that is older than the driver drops the structures that it does not know from the create infos that it
-copies, and what reaches the driver is then not what was asked for. Its setting custom_stype_list names such
+copies, so that what reaches the driver is not what was asked for. Its setting custom_stype_list names such
 structures with their sizes, and the layer passes them on. Which ones it does not know is read from its
-library, in which the names of those that it knows stand as text; the registry gives type and size. Structures
-that the layer knows are not listed, because it would check nothing of them then.
-
-Messages are read from the layer's log, in both forms that it has: of 1.3.239 (Debian
-12) and 1.4.309 (Debian 13).
+library, in which the names of those that it knows stand as text; the registry gives type and size.
 """
 
 from __future__ import annotations
@@ -43,12 +38,7 @@ _NAME: Final = re.compile(rb"Vk[A-Z]\w+")
 
 @frozen
 class ValidationLayer:
-    """An installed validation layer.
-
-    Attributes:
-        manifest: Its manifest.
-        version: Of the Vulkan headers that it knows, such as "1.3.239".
-    """
+    """An installed validation layer, of a version of the Vulkan headers such as "1.3.239"."""
 
     manifest: Path
     version: str
@@ -72,8 +62,7 @@ class ValidationLayer:
         if named.parent != Path():
             return (self.manifest.parent / named).resolve()
         root = self.manifest.parents[3]  # <root>/share/vulkan/explicit_layer.d
-        # Debian's folder by architecture first. Other folders below lib hold copies of
-        # other programs (chromium's).
+        # Debian's folder by architecture first; other folders below lib hold copies of other programs.
         found = [
             path for each in ("lib/*-linux-gnu*", "lib64", "lib") for path in root.glob(f"{each}/{named}")
         ]
@@ -111,12 +100,7 @@ class ValidationLayer:
 
 @frozen
 class Message:
-    """One message of the layer.
-
-    Attributes:
-        id: Its VUID, or another name that the layer gave it.
-        text: The rest of it.
-    """
+    """One message of the layer: its VUID, or another name that the layer gave it, and the rest."""
 
     id: str
     text: str
@@ -127,14 +111,7 @@ class Message:
 
 @frozen
 class LayeredRun:
-    """What a process did, and what the layer said to that.
-
-    Attributes:
-        returncode: Of the process.
-        stdout: Of the process.
-        stderr: Of the process.
-        messages: Of the layer, in its order.
-    """
+    """What a process did, and what the layer said to that, in its order."""
 
     returncode: int
     stdout: str = field(repr=False)
@@ -152,11 +129,7 @@ class LayeredRun:
 
 
 def parse_log(text: str) -> tuple[Message, ...]:
-    """The messages of a log.
-
-    Raises:
-        ValueError: A line precedes the first message.
-    """
+    """The messages of a log."""
     messages: list[tuple[str, list[str]]] = []
     for number, line in enumerate(text.splitlines(), 1):
         beginning = _BEGINNING.search(line)
@@ -170,14 +143,7 @@ def parse_log(text: str) -> tuple[Message, ...]:
 
 
 def layer_environment(layer: ValidationLayer, selector: str, folder: Path, log: Path) -> dict[str, str]:
-    """The environment of a process that sees one driver, through the layer.
-
-    Args:
-        layer: The layer.
-        selector: One of `tests.drivers.DRIVERS`.
-        folder: Where the settings go.
-        log: What the layer opens for writing.
-    """
+    """The environment of a process that sees one driver, through the layer."""
     variables = {
         name: value
         for name, value in driver_environment(selector).items()
@@ -197,14 +163,9 @@ def run_layered(
     *,
     timeout_s: float = 300.0,
 ) -> LayeredRun:
-    """Run Python with arguments under the layer.
+    """Run Python with arguments, such as ["-m", "orchestrator", "devices"], under the layer.
 
-    Args:
-        layer: The layer.
-        selector: One of `tests.drivers.DRIVERS`.
-        folder: A fresh folder for settings and log.
-        arguments: What follows the interpreter's name, such as ["-m", "orchestrator", "devices"].
-        timeout_s: When to give up on the process.
+    The folder gets settings and log.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with _LogPipe(folder / "log") as log:
@@ -221,11 +182,7 @@ def run_layered(
 
 
 class _LogPipe:
-    """A named pipe that is read to its end while it is open for others.
-
-    A layer opens its log anew, and empties a file, each time that an instance is created;
-    a process creates several.
-    """
+    """A named pipe that is read to its end, because a layer empties a log for each instance."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -233,8 +190,7 @@ class _LogPipe:
 
     def __enter__(self) -> Self:
         os.mkfifo(self.path, 0o600)
-        # Without a writer a pipe opens for reading only if that may not block; without one of
-        # ours it would end early.
+        # Without a writer a pipe opens for reading only if that may not block, and it would end early.
         reading = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
         os.set_blocking(reading, True)
         self._writing = os.open(self.path, os.O_WRONLY)
