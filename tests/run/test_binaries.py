@@ -114,16 +114,9 @@ async def test_one_key_for_all_ray_tracing_pipelines_gives_nobody_a_wrong_binary
     assert second.created == COUNT
     assert device.compile_counts == {}
     # Half of them known: the others are compiled, though the driver's key is there.
+    some = {key: MODULES[key] for key in range(1, 21)}
     with BinaryStore.open(store.path.parent / "other") as other:
-        await run(
-            other,
-            lying,
-            simulated_image(
-                range(1, 21),
-                kinds=PipelineKind.RAY_TRACING,
-                modules={key: MODULES[key] for key in range(1, 21)},
-            ),
-        )
+        await run(other, lying, simulated_image([*some], kinds=PipelineKind.RAY_TRACING, modules=some))
         _, half, device = await run(other, lying, rays)
         assert half.created == 20
         assert len(device.compile_counts) == COUNT - 20
@@ -132,55 +125,37 @@ async def test_one_key_for_all_ray_tracing_pipelines_gives_nobody_a_wrong_binary
 async def test_identifiers_tell_apart_what_the_drivers_key_does_not(store: BinaryStore) -> None:
     lying = SimulatedOptions(bugs=DriverBugs(one_pipeline_key={PipelineKind.COMPUTE}))
     await run(store, lying, image(PipelineKind.COMPUTE))
-    # The same pipelines under states that the store does not know: of their modules the
-    # identifiers are known.
-    unknown = simulated_image(
-        range(1001, COUNT + 1001),
-        kinds=PipelineKind.COMPUTE,
-        modules={key + 1000: modules for key, modules in MODULES.items()},
-    )
+    # The same pipelines under states that the store does not know, of whose modules identifiers are known.
+    modules = {key + 1000: modules for key, modules in MODULES.items()}
+    unknown = simulated_image(range(1001, COUNT + 1001), kinds=PipelineKind.COMPUTE, modules=modules)
     device = SimulatedDevice(lying)
     prepared = device.prepare(identified(device, unknown))
     source = HeldPipelines.of(device, store)
     report = await run_pipelines(device, prepared, OPTIONS, primary=source)
-    assert (report.cache_hits, report.compiled) == (
-        COUNT - 1,
-        1,
-    )  # one has no modules, and nothing is lacking
-    assert device.wrong_binaries == 0
+    # One has no modules, and nothing is lacking.
+    assert (report.cache_hits, report.compiled, device.wrong_binaries) == (COUNT - 1, 1, 0)
     source.destroy()
     device.close()
 
 
-async def test_no_ray_tracing_pipeline_is_found_by_identifiers(store: BinaryStore) -> None:
+@pytest.mark.parametrize("kind", [PipelineKind.RAY_TRACING, PipelineKind.COMPUTE])
+async def test_what_identifiers_do_not_tell_apart_is_compiled(store: BinaryStore, kind: PipelineKind) -> None:
     """A driver with one key for all would take another one of the same modules for it."""
-    device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(one_pipeline_key={PipelineKind.RAY_TRACING})))
-    prepared = device.prepare(simulated_image([1], kinds=PipelineKind.RAY_TRACING, modules={1: [5]}))
-    _, captured = device.create_captured(prepared, np.array([0], np.int32))
+    device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(one_pipeline_key={kind})))
     source = HeldPipelines.of(device, store)
-    source.take(prepared, captured)
+    names: tuple[bytes, ...] = ()
+    # Of compute pipelines two are known, as if they differed in what has no part in the driver's key.
+    for state in (1, 2) if kind is PipelineKind.COMPUTE else (1,):
+        prepared = device.prepare(simulated_image([state], kinds=kind, modules={state: [state + 4]}))
+        _, (captured,) = device.create_captured(prepared, np.array([0], np.int32))
+        names = names or captured.identifiers
+        source.take(prepared, [msgspec.structs.replace(captured, identifiers=names)])
     source.settle()
-    other = simulated_image([2], kinds=PipelineKind.RAY_TRACING, modules={2: [5]})
-    source.pull_in(device.prepare(identified(device, other)))
-    assert source.record().pulled_in == 0
-
-
-async def test_what_identifiers_do_not_tell_apart_is_compiled(store: BinaryStore) -> None:
-    lying = SimulatedOptions(bugs=DriverBugs(one_pipeline_key={PipelineKind.COMPUTE}))
-    device = SimulatedDevice(lying)
-    prepared = device.prepare(simulated_image([1], kinds=PipelineKind.COMPUTE, modules={1: [5]}))
-    _, (captured,) = device.create_captured(prepared, np.array([0], np.int32))
-    source = HeldPipelines.of(device, store)
-    source.take(prepared, [captured])
-    # As if it differed in what has no part in the driver's key: other binaries, another state.
-    other = device.prepare(simulated_image([2], kinds=PipelineKind.COMPUTE, modules={2: [6]}))
-    _, (differs,) = device.create_captured(other, np.array([0], np.int32))
-    source.take(other, [msgspec.structs.replace(differs, identifiers=captured.identifiers)])
-    source.settle()
-    assert source.record().collisions == 1
-    unknown = simulated_image([3], kinds=PipelineKind.COMPUTE, modules={3: [5]})
+    unknown = simulated_image([3], kinds=kind, modules={3: [5]})
     source.pull_in(device.prepare(identified(device, unknown)))
-    assert (source.record().ambiguous, source.record().pulled_in) == (1, 0)
+    is_ambiguous = int(kind is PipelineKind.COMPUTE)
+    found = source.record()
+    assert (found.pulled_in, found.ambiguous, found.collisions) == (0, is_ambiguous, is_ambiguous)
     source.destroy()
     device.close()
 
@@ -389,27 +364,28 @@ async def test_a_session_finds_them(store: BinaryStore) -> None:
 async def test_sources_of_another_kind_are_refused() -> None:
     device = SimulatedDevice()
     prepared = device.prepare(image())
-    cache = device.create_pipeline_cache()
-    with pytest.raises(ValueError, match="another kind"):
-        await run_pipelines(device, prepared, OPTIONS, primary=cache)
-    with pytest.raises(ValueError, match="another kind"):
-        await run_pipelines(
-            device, prepared, RunOptions(mode=CacheMode.SHARED), primary=HeldPipelines.of(device)
-        )
-    with pytest.raises(ValueError, match="no data"):
-        await run_pipelines(device, prepared, OPTIONS, primary=b"data")
+    shared = RunOptions(mode=CacheMode.SHARED)
+    for options, primary, why in (
+        (OPTIONS, device.create_pipeline_cache(), "another kind"),
+        (shared, HeldPipelines.of(device), "another kind"),
+        (OPTIONS, b"data", "no data"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            await run_pipelines(device, prepared, options, primary=primary)
     device.close()
-    without = SimulatedDevice(SimulatedOptions(features=simulated_features(pipeline_binaries=False)))
-    with pytest.raises(DeviceError, match="it has no VK_KHR_pipeline_binary; use another --mode"):
-        HeldPipelines.of(without)
-    without.close()
 
 
-def test_the_application_is_named_where_it_is_why_a_device_has_no_binaries() -> None:
-    """`devices` says of the same device that it has them."""
-    old = AnyDevice(api_version=1 << 22)
-    options = SimulatedOptions(features=simulated_features(pipeline_binaries=False), capabilities=old)
-    device = SimulatedDevice(options)
-    with pytest.raises(DeviceError, match=r"needs Vulkan 1\.1: opened as by this application it has 1\.0"):
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [
+        (1 << 22 | 3 << 12, "it has no VK_KHR_pipeline_binary; use another --mode"),
+        # `devices` says of the same device that it has them.
+        (1 << 22, r"needs Vulkan 1\.1: opened as by this application it has 1\.0"),
+    ],
+)
+def test_a_device_without_binaries_says_why(version: int, why: str) -> None:
+    features, capabilities = simulated_features(pipeline_binaries=False), AnyDevice(api_version=version)
+    device = SimulatedDevice(SimulatedOptions(features=features, capabilities=capabilities))
+    with pytest.raises(DeviceError, match=why):
         HeldPipelines.of(device)
     device.close()
