@@ -24,30 +24,19 @@ from orchestrator.schedule.scheduler import Assignment, Done, Paused, Scheduler,
 
 @define(eq=False)
 class BatchResult:
-    """What became of a batch.
+    """What became of a batch."""
 
-    Attributes:
-        reasons: Pipelines that were not created, with the reason.
-        hits: How many of the others a cache held; the rest counts as compiled.
-        elapsed_ns: Time of the batch; of compiles, in the driver.
-        missed: Pipelines that were not found without their code; None for none.
-    """
-
-    reasons: Mapping[int, str] = field(factory=dict)
-    hits: int = 0
-    elapsed_ns: int = 0
-    missed: Int32s | None = None
+    reasons: Mapping[int, str] = field(factory=dict)  # why pipelines were not created
+    hits: int = 0  # how many of the others a cache held; the rest counts as compiled
+    elapsed_ns: int = 0  # of compiles, in the driver
+    missed: Int32s | None = None  # pipelines that were not found without their code; None for none
 
 
 class Exchange:
     """The scheduler, shared by the workers and the session.
 
     `swap`, `cancel`, `lose_device`, `looking`, `steering` and `limit_time` are thread-safe; the rest belongs
-    to the trio thread.
-
-    Args:
-        scheduler: The scheduler; nobody else may change it from now on.
-        clock_ns: A monotonic clock, nanoseconds.
+    to the trio thread, in which the callbacks are called.
 
     Attributes:
         scheduler: The scheduler; without the lock only single numbers of it may be read.
@@ -55,9 +44,9 @@ class Exchange:
         device_lost: Why the device is gone, or "".
         out_of_time: Whether a worker was sent away, though there were jobs, because the time was over.
         held: Whether workers wait for more time when it is over.
-        on_change: Called once in the trio thread after the next change, or when nothing goes on any more.
-        on_missed: Called in the trio thread with jobs that wait for their code from now on.
-        on_steered: Called in the trio thread when the order of jobs may have changed.
+        on_change: Called once after the next change, or when nothing goes on any more.
+        on_missed: Called with jobs that wait for their code from now on.
+        on_steered: Called when the order of jobs may have changed.
     """
 
     def __init__(self, scheduler: Scheduler, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -96,9 +85,8 @@ class Exchange:
     ) -> tuple[Assignment | Wait | Done, int]:
         """End an assignment, if there is one, and ask for the next.
 
-        Returns:
-            The answer, and the number of changes up to it, for `wait_changed`. Wait if the time is over but
-            there may be more.
+        Returns the answer (Wait if the time is over but there may be more), and the number of changes up to
+        it.
         """
         with self._lock:
             if ended is not None:

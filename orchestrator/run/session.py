@@ -56,17 +56,11 @@ from orchestrator.schedule.scheduler import Scheduler
 
 @frozen
 class Remainder:
-    """Pipelines that are left after a time limit.
+    """Pipelines that are left after a time limit."""
 
-    Attributes:
-        queued: Submitted pipelines that have not begun.
-        in_flight: Pipelines in a driver call.
-        estimated_ns: Estimated time of the queued ones on one worker.
-    """
-
-    queued: int
-    in_flight: int
-    estimated_ns: int
+    queued: int  # Submitted pipelines that have not begun.
+    in_flight: int  # Pipelines in a driver call.
+    estimated_ns: int  # Estimated time of the queued ones on one worker.
 
     @property
     def done(self) -> bool:
@@ -76,11 +70,7 @@ class Remainder:
 
 @frozen(eq=False)
 class PipelineTicket:
-    """Pipelines that were submitted together. Belongs to the trio thread.
-
-    Attributes:
-        indices: The pipelines, ascending, shape (n,), int32.
-    """
+    """Pipelines that were submitted together, ascending, shape (n,), int32. Belongs to the trio thread."""
 
     session: PipelineSession = field(repr=False)
     indices: Int32s = field(repr=False)
@@ -139,9 +129,8 @@ def _checked_group(group: int | None) -> int:
 class DeviceLostError(DeviceError):
     """VK_ERROR_DEVICE_LOST ended a session: each further call would fail. The device should be closed.
 
-    Attributes:
-        report: The report, with the primary's data if the driver gave it. Kept pipelines belong to the
-            caller.
+    `report` is the report, with the primary's data if the driver gave it; kept pipelines belong to the
+    caller.
     """
 
     def __init__(self, reason: str, report: RunReport) -> None:
@@ -159,12 +148,7 @@ class _FailedError(trio.BrokenResourceError):
 
 @frozen
 class News:
-    """What happened since the last `poll`.
-
-    Attributes:
-        progress: The session's progress.
-        settled: Pipelines that got their outcome since, ascending, without cancelled ones.
-    """
+    """What happened since the last `poll`: progress, and the pipelines that got their outcome since."""
 
     progress: Progress
     settled: Int32s = field(repr=False)
@@ -173,7 +157,8 @@ class News:
 class PipelineSession:
     """A run that is steered; made by `open_session`. Belongs to the trio thread.
 
-    It owns its caches, and the pipelines that it keeps until they are taken or reported.
+    Methods that are given pipelines raise ValueError where there is no such pipeline, group or priority. It
+    owns its caches, and the pipelines that it keeps until they are taken or reported.
     """
 
     def __init__(self, run: Run, *, trusted: bool = False) -> None:
@@ -214,13 +199,8 @@ class PipelineSession:
 
         Queued pipelines are raised to the priority; created or failed ones stay as they are; cancelled ones
         are queued again. Producers of one priority are served in order. If the call is cancelled while it
-        waits, pipelines that were already queued stay so.
-
-        Args:
-            pipelines: The pipelines.
-            priority: How urgent they are.
-            group: A number, at least 0, by which they can be cancelled; the last one given for a pipeline
-                counts. None leaves queued pipelines in theirs.
+        waits, pipelines that were already queued stay so. `group` is a number, at least 0, by which they can
+        be cancelled; the last one given for a pipeline counts, and None leaves it in its group.
 
         Raises:
             ValueError: There is no such pipeline, group or priority.
@@ -248,12 +228,7 @@ class PipelineSession:
     def submit_nowait(
         self, pipelines: Pipelines, *, priority: Priority = Priority.SOON, group: int | None = None
     ) -> PipelineTicket:
-        """Queue pipelines as `submit` does, all of them or none.
-
-        Raises:
-            trio.WouldBlock: There is not room for all of them.
-            ValueError: As from `submit`, like trio.ClosedResourceError.
-        """
+        """Queue pipelines as `submit` does, all of them, or none and raise trio.WouldBlock."""
         asked = self._chosen(pipelines)
         number, priority = _checked_group(group), checked_priority(priority)
         self._check_open()
@@ -286,7 +261,6 @@ class PipelineSession:
             Their numbers in the session, in the order of the image.
 
         Raises:
-            TypeError: It is not a prepared image.
             ValueError: More than `MOST_LATER` pipelines were added.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
@@ -321,7 +295,11 @@ class PipelineSession:
         return self.outcome_of(pipeline)
 
     def begin_require(self, pipeline: int) -> Callable[[], Awaitable[PipelineOutcome]]:
-        """The part of `require` that does not wait; returns the part that does, which must be called."""
+        """The part of `require` that does not wait; returns the part that does, which must be called.
+
+        Raises:
+            ValueError: As from `require`.
+        """
         asked = self._chosen(pipeline)
         if len(asked) != 1:
             raise ValueError(
@@ -345,13 +323,7 @@ class PipelineSession:
         return outcome
 
     def promote(self, pipelines: Pipelines, priority: Priority) -> int:
-        """Raise queued pipelines to a priority, with the pipelines that they wait for; returns how many rose.
-
-        Pipelines that are not queued stay as they are. None becomes less urgent.
-
-        Raises:
-            ValueError: There is no such pipeline or priority.
-        """
+        """Raise queued pipelines, and those that they wait for, to a priority; returns how many rose."""
         asked = self._chosen(pipelines)
         priority = checked_priority(priority)
         with self.exchange.steering() as schedule:
@@ -360,14 +332,11 @@ class PipelineSession:
     # --- time
 
     def limit_time(self, seconds: float | None) -> None:
-        """Set how long batches may begin from now on; it replaces an earlier limit.
+        """Set how long batches may begin from now on; 0: no more, None: no limit. An earlier one ends.
 
         A batch begins if it is estimated to end in time. If none does, and nothing is in flight, one pipeline
         begins all the same, so that a pipeline that takes longer than a frame gets its turn. Once the session
         finishes there is no limit, and none is set.
-
-        Args:
-            seconds: 0 stops after the batches in flight; None or infinity: no limit, as at the start.
 
         Raises:
             ValueError: It is negative, or no number.
@@ -380,14 +349,12 @@ class PipelineSession:
     async def run_for(self, seconds: float) -> Remainder:
         """Set a time limit, and return when it is over, or earlier if nothing is left that fits into it.
 
-        Batches in flight are not waited for, because one long pipeline would hold up the frame.
-
-        Returns:
-            What is left for the next time limit.
+        Batches in flight are not waited for, because one long pipeline would hold up the frame. Returns what
+        is left for the next time limit.
 
         Raises:
             ValueError: It is negative, or no number.
-            trio.ClosedResourceError: Pipelines are left that will never begin: the session was closed, or
+            trio.ClosedResourceError: Pipelines are left that will never begin: the session is closed, or
                 lost.
         """
         if seconds is None:
@@ -409,17 +376,11 @@ class PipelineSession:
     # --- cancelling
 
     async def cancel(self, pipelines: Pipelines | None = None, *, group: int | None = None) -> int:
-        """Cancel queued pipelines, and wait for those that are in flight. All may be submitted again.
+        """Cancel queued pipelines (None: all, or all of a group), and wait for those that are in flight.
 
         Libraries that others link are still created. After the return no driver call is made for the other
-        pipelines. If this call is cancelled itself, it returns early, but no more of them begin.
-
-        Args:
-            pipelines: The pipelines; None for all submitted ones.
-            group: Only those in this group, such as those of a level that was left.
-
-        Returns:
-            How many were cancelled, libraries that only they needed included.
+        pipelines. If this call is cancelled itself, it returns early, but no more of them begin. All may be
+        submitted again. Returns how many were cancelled, libraries that only they needed included.
 
         Raises:
             ValueError: There is no such pipeline, or the group is negative.
@@ -495,9 +456,8 @@ class PipelineSession:
     def take(self, pipelines: Pipelines) -> npt.NDArray[np.uint64]:
         """Take kept pipelines, which belong to the caller from now on, also where the session fails.
 
-        Returns:
-            Their handles, in ascending order of the indices, shape (n,), uint64; 0 where there is none yet,
-            or it was taken before.
+        Returns their handles, in ascending order of the indices, shape (n,), uint64; 0 where there is none
+        yet, or it was taken before.
 
         Raises:
             ValueError: The session keeps no pipelines, or there is no such pipeline.
@@ -573,12 +533,10 @@ class PipelineSession:
         on_progress: Callable[[], None] | None = None,
         beside: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> RunReport:
-        """Run the workers to their end and make the report; once.
+        """Run the workers, and tasks beside them, to their end and make the report; once.
 
-        Args:
-            on_started: Called when the caches are open, before the first batch.
-            on_progress: Called at the start, at most every 100 ms, and at the end.
-            beside: Tasks beside the workers.
+        `on_started` is called when the caches are open, `on_progress` at the start, at most every 100 ms, and
+        at the end.
         """
 
         def started() -> None:

@@ -388,17 +388,13 @@ def start_session(
         source: The device and the prepared pipelines, or a function that opens and prepares them, which is
             called in the session's thread. The caller closes both after `ended`; a function that raises
             closes what it opened.
-        options: As in `open_session`, like the following; without a capacity.
+        options: As in `open_session`, like the following; without a capacity, which is a ValueError.
         primary: Also a function that gives it for the opened device, such as one that loads a cache file; it
             is called once, in the session's thread. The result stays the caller's.
         costs_ns: Recorded costs.
         pipeline_keys: The driver's keys.
         on_merged: Called after merges.
         on_progress: Called in the session's thread.
-
-    Raises:
-        TypeError: They are no options.
-        ValueError: The options have a capacity.
     """
     expect(options, RunOptions, "RunOptions")
     if options.schedule is not None and options.schedule.capacity is not None:

@@ -50,11 +50,7 @@ PRIORITIES: Final[dict[Urgency, Priority]] = {"now": Priority.NOW, "soon": Prior
 
 
 def checked_priority(priority: Priority) -> Priority:
-    """A priority.
-
-    Raises:
-        ValueError: It is none, nor the number of one.
-    """
+    """A priority; raises ValueError where it is none, nor the number of one."""
     try:
         return Priority(priority)
     except ValueError:
@@ -148,11 +144,7 @@ class Steering:
 
     @classmethod
     def of(cls, stop: trio.Event | Steering | None) -> Steering:
-        """What an argument `stop` means: an event alone only stops.
-
-        Raises:
-            TypeError: It is another kind of event.
-        """
+        """What an argument `stop` means: an event alone only stops. TypeError for another kind of event."""
         if isinstance(stop, Steering):
             return stop
         if not isinstance(
@@ -185,9 +177,7 @@ class Steering:
     def cancel(self, keys: Collection[int]) -> SentCommands:
         """Leave pipelines out for the rest of this compile, unless they have begun or others link them.
 
-        Raises:
-            TypeError: A key is no whole number.
-            ValueError: A key is not of 64 bits.
+        Raises as `promote`.
         """
         return self.send(Cancel(pipelines=checked_keys(keys)))
 

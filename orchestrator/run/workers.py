@@ -181,22 +181,8 @@ def _together(results: Sequence[BatchResult]) -> BatchResult:
 class Run:
     """State of one run. Its blocking methods are called in a thread, one at a time, workers apart.
 
-    Args:
-        device: As in `run_pipelines`, like the next three; `checked_run` has checked them.
-        prepared: The pipelines.
-        options: How.
-        primary: The primary, or its initial data.
-        scheduler: A new one, over the pipelines.
-        on_merged: As in `run_pipelines`.
-        later: Most pipelines that may be added.
-
-    Attributes:
-        exchange: The scheduler, shared with the workers.
-        worker_count: Number of workers.
-        supply: Who is asked for code that is lacking; None where none can be.
-
-    Raises:
-        ValueError: Pipelines are to be kept, and the schedule shares outcomes.
+    The arguments are those of `run_pipelines`, which `checked_run` has checked; at most `later` pipelines may
+    be added. It raises ValueError where pipelines are to be kept that would only share an outcome.
     """
 
     def __init__(
@@ -268,8 +254,7 @@ class Run:
         """Number the pipelines of another image behind the others, with the outcomes that are known.
 
         Raises:
-            TypeError: See `check_skipped`.
-            ValueError: There is no room for so many, or see `check_skipped`.
+            ValueError: There is no room for so many, or see `check_skipped`, like TypeError.
         """
         count = len(prepared.image)
         check_skipped(skipped, count)
@@ -284,10 +269,8 @@ class Run:
     def take_inferred(self, lost: Mapping[int, str], followers: Int32s, leaders: Int32s) -> None:
         """Set outcomes that follow from those of others.
 
-        Args:
-            lost: Jobs that will not be assigned, with the reason; they fare as the library to blame.
-            followers: Pipelines that share the outcome of others.
-            leaders: Those others.
+        `lost` are jobs that will not be assigned, with the reason: they fare as the library to blame.
+        `followers` share the outcome of their leaders.
         """
         failed, skipped, not_run = map(
             status_code, (OutcomeStatus.FAILED, OutcomeStatus.SKIPPED, OutcomeStatus.NOT_RUN)
@@ -327,10 +310,8 @@ class Run:
     ) -> RunReport:
         """Drive the run to its end.
 
-        Args:
-            beside: Tasks beside the workers, which are cancelled at the barrier.
-            on_started: Called when the caches are open, before the first batch.
-            on_barrier: Called when the last worker has ended.
+        Tasks `beside` the workers are cancelled at the barrier. `on_started` is called when the caches are
+        open, before the first batch, `on_barrier` when the last worker has ended.
 
         Raises:
             DriverError: A cache could not be created.
@@ -474,12 +455,7 @@ def lacking_code(prepared: PreparedPipelines) -> npt.NDArray[np.bool_] | None:
 def checked_run(
     device: Device, prepared: PreparedPipelines, options: RunOptions, primary: PipelineSource | bytes | None
 ) -> int:
-    """Check the arguments of `run_pipelines` and `open_session`; returns the number of workers.
-
-    Raises:
-        TypeError: As `run_pipelines` says.
-        ValueError: As `run_pipelines` says.
-    """
+    """Check the arguments of `run_pipelines`, and raise what it says; returns the number of workers."""
     if not isinstance(device, Device):
         raise unexpected(device, "a device, such as open_device gives")
     if not isinstance(prepared, PreparedPipelines):
