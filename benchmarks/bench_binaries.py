@@ -43,7 +43,7 @@ from benchmarks.fresh import (
     row_writer,
     table,
 )
-from orchestrator.bench.statistics import estimate, noise_by_round, ratio_by_round
+from orchestrator.bench.statistics import estimate, noise_factor, ratio_by_round
 from orchestrator.devices.binary_data import HeldBinaries
 from orchestrator.run.binaries import binary_device
 from orchestrator.sets.sample import sample_path
@@ -145,13 +145,16 @@ def summary(rows: list[Figures], figure: str) -> Iterator[Figures]:
     """One line for each contender: its median, and its ratio to the cache by pairs."""
     values = partial(by_round_of, rows, figure)
     base = values(CACHE)
-    noise = noise_by_round(base, values(CACHE + CONTROL), float)
+    control = ratio_by_round(values(CACHE + CONTROL), base, float)
     for name in CONTENDERS:
         line: Figures = {"figure": figure, "contender": name}
         line["median"], line["low"], line["high"], _ = attrs.astuple(estimate(list(values(name).values())))
         ratio = ratio_by_round(values(name), base, float)
         if ratio is not None:
-            line |= {"ratio": attrs.asdict(ratio), "noise": None if noise is None else noise.factor}
+            line |= {
+                "ratio": attrs.asdict(ratio),
+                "noise": None if control is None else noise_factor(control),
+            }
         yield line
 
 

@@ -26,9 +26,9 @@ from typing import Any
 
 import trio
 
-from orchestrator.bench.contention import ratio_text
+from orchestrator.bench.contention import noise_text, ratio_text
 from orchestrator.bench.matrix import in_turn
-from orchestrator.bench.statistics import Difference, estimate, noise_by_round, ratio_by_round
+from orchestrator.bench.statistics import Difference, estimate, ratio_by_round
 from orchestrator.bench.take import no_garbage_collection, processor_name
 from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
@@ -282,18 +282,17 @@ def table(
     base = values(names[0])
     if not base:
         return
-    noise = noise_by_round(base, values(names[0] + CONTROL), float)
-    if noise is not None:
-        print(f"{figure}; A/A within {noise.factor - 1:.1%}", file=sys.stderr)
+    control = ratio_by_round(values(names[0] + CONTROL), base, float)
+    print(f"{figure}; {noise_text(control)}", file=sys.stderr)
     for name in names:
         found = estimate(list(values(name).values()))
         text = f"{name:32} {found.median:12.6g} [{found.low:.6g}, {found.high:.6g}]"
         ratio = ratio_by_round(values(name), base, float)
         if name != names[0] and ratio is not None:
-            difference = Difference(ratio, noise)
-            better = difference.lower if lower_is_better else difference.higher
-            word = "within noise" if not difference.beyond_noise else "better" if better else "worse"
-            text += f"  {ratio_text(ratio)} {word}"
+            better, worse = ("lower", "higher") if lower_is_better else ("higher", "lower")
+            judgement = Difference(ratio, control).judgement
+            words = {better: "better", worse: "worse"}
+            text += f"  {ratio_text(ratio)} {words.get(judgement, judgement)}"
         print(text, file=sys.stderr)
 
 

@@ -1,24 +1,25 @@
 """Compares two benchmarks: what changed beyond noise.
 
-Cells match by start, duplicates, workers and mode, and by device unless each file has just one. The figures
-are those of one pass over the set, so the number of passes need not match. Only peak memory gets no verdict
-then, since a run keeps the pipelines of all its passes. Samples of two files are not pairs: the interval is
-that of a ratio of medians. The noise is the larger one of both files' A/A controls, separately for each
-figure. Cells with fewer than 5 samples get no verdict.
-
-Limits: an A/A control covers one run, so it cannot show drift between the runs, such as a cooler machine.
+Cells match by start, duplicates, workers and mode, and by device unless each file has just one. Samples of
+two files are not pairs: the interval is that of a ratio of medians, wide enough for all cells together, and
+the noise is the larger one of both A/A controls. Time decides where both runs waited for a processor equally
+long; where it doesn't, CPU time per pipeline does. An A/A control covers one run, so drift is not seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
+from statistics import median
+from typing import Final
 
 from attrs import evolve, frozen
+from msgspec import structs
 
 from orchestrator.bench.rows import (
     Cell,
     FailedSample,
+    Pairs,
     Row,
     Sample,
     Start,
@@ -29,13 +30,16 @@ from orchestrator.bench.rows import (
     failed_arms,
 )
 from orchestrator.bench.statistics import (
-    LEAST_PAIRS,
+    CONFIDENCE,
     Difference,
-    Noise,
-    estimate,
-    noise_by_round,
+    Estimate,
+    noise_factor,
+    ratio_by_round,
     unpaired_ratio,
 )
+
+_EQUALLY_BUSY: Final = 0.1
+"""Times of two runs compare if their shares of time without a processor differ by no more."""
 
 
 @frozen
@@ -43,13 +47,10 @@ class CellChange:
     """One cell in both files.
 
     Attributes:
-        before: The cell in the first file.
-        after: The cell in the second file.
         seconds_before: Median time of one pass over the set, keys and merge included, in the first file.
-        seconds_after: The same in the second file.
-        time: Time in the second file over time in the first.
+        time: Time in the second file over time in the first; no verdict unless both were equally busy.
         cpu: The same for CPU time per pipeline.
-        memory: The same for peak memory; without noise if the numbers of passes differ.
+        memory: The same for peak memory; no verdict if the numbers of passes differ.
         refused_added: Increase of the number of pipelines that the driver refuses in one pass.
         skipped_added: Increase of the number of pipelines that are skipped, such as those in quarantine.
     """
@@ -65,9 +66,9 @@ class CellChange:
     skipped_added: int
 
     @property
-    def added_s(self) -> float:
-        """Increase of the time of one pass, s."""
-        return self.seconds_after - self.seconds_before
+    def decisive(self) -> Difference:
+        """The figure that decides: time if it is decided, else CPU time."""
+        return self.time if self.time.decided or not self.cpu.decided else self.cpu
 
 
 @frozen
@@ -76,8 +77,6 @@ class ChangeReport:
 
     Attributes:
         changes: The cells that both files have.
-        only_before: Cells that only the first file has.
-        only_after: Cells that only the second file has.
         failed: The last attempt of each arm that the first file measures and the second one could not.
         differences: Other differences, such as the driver's version, in words.
         pipelines_added: Increase of the number of pipelines; None if a file has several sets.
@@ -92,20 +91,18 @@ class ChangeReport:
 
     def slower(self, threshold: float = 0.0) -> tuple[CellChange, ...]:
         """Cells that are slower beyond noise, by more than the threshold, a share of their time."""
-        return tuple(
-            each for each in self.changes if each.time.higher and each.time.ratio.median > 1 + threshold
-        )
+        found = ((each, each.decisive) for each in self.changes)
+        return tuple(each for each, by in found if by.higher and by.ratio.median > 1 + threshold)
 
     def faster(self, threshold: float = 0.0) -> tuple[CellChange, ...]:
         """Cells that are faster beyond noise, by more than the threshold."""
-        return tuple(
-            each for each in self.changes if each.time.lower and 1 / each.time.ratio.median > 1 + threshold
-        )
+        found = ((each, each.decisive) for each in self.changes)
+        return tuple(each for each, by in found if by.lower and 1 / by.ratio.median > 1 + threshold)
 
     @property
     def undecided(self) -> tuple[CellChange, ...]:
-        """Cells without a verdict: too few samples in one of the files, or no control."""
-        return tuple(each for each in self.changes if not each.time.enough)
+        """Cells without a verdict."""
+        return tuple(each for each in self.changes if not each.decisive.decided)
 
     @property
     def refused_added(self) -> int:
@@ -124,38 +121,33 @@ class ChangeReport:
         return not self.only_before and not self.failed and missing_added <= 0
 
     def summary(self, threshold: float = 0.0) -> str:
-        """One sentence, such as "adds 312 pipelines, +41.0 s cold; 3 of 12 cells slower beyond noise"."""
+        """One sentence, such as "adds 312 pipelines, +41 s cold; of 12 cells 3 slower, 8 equal"."""
+        slower, faster = self.slower(threshold), self.faster(threshold)
         parts = []
         if self.pipelines_added:
             verb = "adds" if self.pipelines_added > 0 else "removes"
             parts.append(f"{verb} {abs(self.pipelines_added):,} pipelines")
-        cold = [
-            each for each in self.slower(threshold) + self.faster(threshold) if each.after.start == Start.COLD
-        ]
-        if cold:
-            most = max(cold, key=lambda each: abs(each.added_s))
+        if cold := [each for each in slower + faster if each.after.start == Start.COLD]:
+            most = max(cold, key=lambda each: abs(each.seconds_after - each.seconds_before))
+            added_s = most.seconds_after - most.seconds_before
             parts.append(
-                f"{most.added_s:+.3g} s cold ({most.after.mode}, {counted(most.after.workers, 'worker')})"
+                f"{added_s:+.3g} s cold ({most.after.mode}, {counted(most.after.workers, 'worker')})"
             )
-        slower, faster = len(self.slower(threshold)), len(self.faster(threshold))
-        count, undecided = len(self.changes), len(self.undecided)
-        if slower or faster:
-            told = f"{slower} of {count} cells slower beyond noise, {faster} faster"
-        elif undecided < count:
-            told = f"no difference beyond noise in {count - undecided} cells"
-        else:
-            told = "no verdict"
-        if undecided:
-            told += f"; {undecided} of {count} cells have fewer than {LEAST_PAIRS} samples or control pairs"
+        counts = {"slower beyond noise": len(slower), "faster": len(faster), "undecided": len(self.undecided)}
+        counts["the same"] = len(self.changes) - sum(counts.values())
+        found = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
+        told = [f"of {counted(len(self.changes), 'cell')} {found}"]
         if self.refused_added > 0:
-            told += (
-                f"; the driver refuses {counted(self.refused_added, 'pipeline')} more, whose time is missing"
+            told.append(
+                f"the driver refuses {counted(self.refused_added, 'pipeline')} more, whose time is missing"
             )
         if self.skipped_added > 0:
-            told += f"; {counted(self.skipped_added, 'pipeline')} more skipped, whose time is missing"
+            told.append(f"{counted(self.skipped_added, 'pipeline')} more skipped, whose time is missing")
         if self.only_before or self.failed:
-            told += f"; {counted(len(self.only_before), 'cell')} only before, {len(self.failed)} failed after"
-        return "; ".join([", ".join(parts), told] if parts else [told])
+            told.append(
+                f"{counted(len(self.only_before), 'cell')} only before, {len(self.failed)} failed after"
+            )
+        return "; ".join([", ".join(parts), *told] if parts else told)
 
 
 def compare_samples(
@@ -189,50 +181,47 @@ def compare_samples(
         others = {other for _, other in devices}
         second_cells = {cell: rows for cell, rows in second_cells.items() if cell.device in others}
     named = sorted(
-        (cell, cell._replace(device=other))
+        (cell, structs.replace(cell, device=other))
         for device, other in dict.fromkeys(devices or _paired(first_cells, second_cells))
         for cell in first_cells
         if cell.device == device
     )
     wanted = {other for _, other in named}
-    failed = tuple(each for each in failed_arms(after) if each.cell in wanted)
     matched = [pair for pair in named if pair[1] in second_cells]
     if not matched:
         raise ValueError(_nothing_in_common([other for _, other in named], list(second_cells)))
-    changes = tuple(
-        _change(
-            cell,
-            other,
-            first_cells[cell],
-            second_cells[other],
-            (control_of(first, cell.conditions), control_of(second, other.conditions)),
-        )
-        for cell, other in matched
-    )
     given, taken = ({pair[place] for pair in matched} for place in (0, 1))
     compared = [each for each in first if each.cell in given], [each for each in second if each.cell in taken]
+    # So many cells are so many chances of a false verdict (Bonferroni).
+    confidence = 1 - (1 - CONFIDENCE) / len(matched)
+    counts = [{each.set_pipelines for each in samples} for samples in compared]
+    one_set = all(len(each) == 1 for each in counts)
     return ChangeReport(
-        changes=changes,
+        changes=tuple(
+            _change(
+                pair,
+                (first_cells[pair[0]], second_cells[pair[1]]),
+                (control_of(first, pair[0].conditions), control_of(second, pair[1].conditions)),
+                confidence,
+            )
+            for pair in matched
+        ),
         only_before=tuple(dict.fromkeys(cell for cell, other in named if other not in second_cells)),
         only_after=tuple(sorted(set(second_cells) - taken)),
-        failed=failed,
+        failed=tuple(each for each in failed_arms(after) if each.cell in wanted),
         differences=tuple(_differences(*compared)),
-        pipelines_added=_pipelines_added(*compared),
+        pipelines_added=counts[1].pop() - counts[0].pop() if one_set else None,
     )
 
 
 def _nothing_in_common(first: Sequence[Cell], second: Sequence[Cell]) -> str:
     apart = []
-    for name in Cell._fields:
+    for name in Cell.__struct_fields__:
         sides = [sorted({getattr(cell, name) for cell in cells}) for cells in (first, second)]
         if not set(sides[0]) & set(sides[1]):
             apart.append(f"{name}: {' and '.join(', '.join(map(str, side)) for side in sides)}")
-    if not apart:
-        return (
-            "the two have no cell in common: no cell has the same device, start, duplicates, workers and mode"
-        )
+    differs = "; ".join(apart) or "no cell has the same device, start, duplicates, workers and mode"
     hint = "; --device A=B pairs a device of the first with one of the second"
-    differs = "; ".join(apart)
     return f"the two have no cell in common: {differs}" + (hint if differs.startswith("device") else "")
 
 
@@ -241,45 +230,43 @@ def _paired(first: Iterable[Cell], second: Iterable[Cell]) -> list[tuple[str, st
     return list(zip(devices, others if len(devices) == len(others) == 1 else devices, strict=True))
 
 
-_Pairs = tuple[dict[tuple[str, int], Sample], dict[tuple[str, int], Sample]]
-
-
-def _larger(first: Noise | None, second: Noise | None) -> Noise | None:
+def _larger(first: Estimate | None, second: Estimate | None) -> Estimate | None:
     if first is None or second is None:
         return None
-    larger = max(first, second, key=lambda each: each.factor).control
-    return Noise(evolve(larger, count=min(first.control.count, second.control.count)))
+    return evolve(max(first, second, key=noise_factor), count=min(first.count, second.count))
 
 
 def _change(
-    before: Cell,
-    after: Cell,
-    first: Sequence[Sample],
-    second: Sequence[Sample],
-    controls: tuple[_Pairs, _Pairs],
+    cells: tuple[Cell, Cell],
+    samples: tuple[Sequence[Sample], Sequence[Sample]],
+    controls: tuple[tuple[Pairs, Pairs], tuple[Pairs, Pairs]],
+    confidence: float,
 ) -> CellChange:
-    seconds = attrgetter("once_s")
-    same_passes = len({each.passes for each in (*first, *second)}) == 1
+    first, second = samples
 
     def difference(value: Callable[[Sample], float], *, comparable: bool = True) -> Difference:
-        above, below = [value(each) for each in second], [value(each) for each in first]
-        noise = _larger(*(noise_by_round(*each, value) for each in controls)) if comparable else None
-        return Difference(unpaired_ratio(above, below), noise)
+        above, below = ([max(value(each), 1e-9) for each in side] for side in (second, first))
+        noise = [ratio_by_round(control, baseline, value) for baseline, control in controls]
+        ratio = unpaired_ratio(above, below, confidence)
+        return Difference(ratio, _larger(*noise) if comparable else None)
 
+    busy = [median(each.run_delay_share for each in side) for side in samples]
+    passes = {each.passes for each in (*first, *second)}
+    seconds = [median(each.once_s for each in side) for side in samples]
     return CellChange(
-        before=before,
-        after=after,
-        seconds_before=estimate([seconds(each) for each in first]).median,
-        seconds_after=estimate([seconds(each) for each in second]).median,
-        time=difference(seconds),
-        cpu=difference(lambda each: max(each.cpu_per_pipeline_ns, 1e-9)),
-        memory=difference(lambda each: float(max(each.peak_memory_bytes, 1)), comparable=same_passes),
+        before=cells[0],
+        after=cells[1],
+        seconds_before=seconds[0],
+        seconds_after=seconds[1],
+        time=difference(lambda each: each.once_s, comparable=abs(busy[1] - busy[0]) <= _EQUALLY_BUSY),
+        cpu=difference(lambda each: each.cpu_per_pipeline_ns),
+        memory=difference(lambda each: each.peak_memory_bytes, comparable=len(passes) == 1),
         refused_added=max(each.refused for each in second) - max(each.refused for each in first),
         skipped_added=max(each.skipped for each in second) - max(each.skipped for each in first),
     )
 
 
-_TOLD = {
+_NAMED: Final = {
     "set_name": "set",
     "set_hash": "hash of the set",
     "skipped": "pipelines skipped",
@@ -293,6 +280,8 @@ _TOLD = {
     "environment.pipeline_cache_uuid": "pipeline cache UUID",
     "environment.driver_caches": "driver's caches",
     "environment.opened_as": "device opened as",
+    "environment.variables": "environment",
+    "environment.layers": "active layers",
     "environment.processor": "processor",
     "environment.cores": "cores",
     "environment.python": "Python",
@@ -301,18 +290,16 @@ _TOLD = {
 
 
 def _differences(first: Sequence[Sample], second: Sequence[Sample]) -> list[str]:
-    told = []
-    for name, words in _TOLD.items():
+    found = []
+    for name, words in _NAMED.items():
         before, after = (sorted({_text(attrgetter(name)(each)) for each in of}) for of in (first, second))
         if before != after:
-            told.append(f"{words}: {', '.join(before)} -> {', '.join(after)}")
-    return told
+            found.append(f"{words}: {', '.join(before)} -> {', '.join(after)}")
+    delays = [median(each.run_delay_share for each in of) for of in (first, second)]
+    if abs(delays[1] - delays[0]) > _EQUALLY_BUSY:
+        found.append(f"time without a processor: {delays[0]:.0%} -> {delays[1]:.0%}")
+    return found
 
 
 def _text(value: object) -> str:
-    return "; ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _pipelines_added(first: Sequence[Sample], second: Sequence[Sample]) -> int | None:
-    before, after = {each.set_pipelines for each in first}, {each.set_pipelines for each in second}
-    return after.pop() - before.pop() if len(before) == len(after) == 1 else None
+    return ("; ".join(map(str, value)) or "none") if isinstance(value, tuple) else str(value)

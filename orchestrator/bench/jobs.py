@@ -8,19 +8,31 @@ from __future__ import annotations
 import enum
 import os
 import time
+from typing import Final, NoReturn
 
 import msgspec
 
-from orchestrator.bench.rows import Sample, Turn
+from orchestrator.bench.rows import Environment, Sample, Turn
 from orchestrator.children.parent import Child, Ended
 from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.selectors import needed_at_start
+from orchestrator.errors import NoDeviceError, OrchestratorError
 from orchestrator.malloc import compiling_environment
 from orchestrator.run.options import BATCH_LIMIT
+from orchestrator.stores.files.atomic_file import SaveError
 
 _JOB_TIMEOUT_S = 3600.0
 _ENDING_S = 60.0
 _REASON_LENGTH = 400
+_HITS_MOST = 1_600_000
+
+
+class BenchError(OrchestratorError):
+    """A benchmark cannot begin or resume; the message says why, and `next_step` what to do."""
+
+    def __init__(self, message: str, next_step: str = "name another directory with --out") -> None:
+        super().__init__(message)
+        self.next_step = next_step
 
 
 class SampleJob(Turn, frozen=True, kw_only=True, tag_field="job", tag="sample"):
@@ -44,14 +56,7 @@ class SampleJob(Turn, frozen=True, kw_only=True, tag_field="job", tag="sample"):
 
 
 class CacheJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of the jobs that work on a set and its cache file.
-
-    Attributes:
-        set_paths: The archives, or one manifest.
-        device: The selector.
-        cache_directory: Directory of the cache file: `FillJob` writes it, `ProbeJob` reads it.
-        profiles: The directory of key profiles and quarantines, as for `compile`; "" for none.
-    """
+    """Base of the jobs that work on a set and the cache file in `cache_directory`; see `SampleJob`."""
 
     set_paths: tuple[str, ...]
     device: str
@@ -63,8 +68,6 @@ class FillJob(CacheJob, frozen=True, kw_only=True, tag_field="job", tag="fill"):
     """Compile a set once, save its cache, and measure the rate of cache hits.
 
     Attributes:
-        workers: Number of workers.
-        mode: The cache topology.
         compiles: False to inspect the set and the device only.
         reuse: Keep an existing cache file that is proven, and compile nothing.
         passes: How many times the hit measurements repeat the set; 0 for no such measurements.
@@ -81,12 +84,9 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
     """The answer to a `FillJob`. If nothing was compiled, the fields after `pipelines` are 0 or empty.
 
     Attributes:
-        set_name: File name of the set.
         set_hash: Hash over the names of its records, 16 hex digits.
-        identity: The device and driver.
         pipelines: Pipelines that the device supports.
-        hits: Of these, hits in the initially empty cache: the driver considers them equal to others of the
-            set.
+        hits: Of these, hits in the initially empty cache: the driver considers them equal to others.
         warm_rate: Hits per second of one worker; 0 if the cache keeps nothing.
         warm_rate_most: Hits per second of all workers together.
         warnings: Warnings of the merge.
@@ -94,15 +94,12 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
         binaries: Whether the device has pipeline binaries.
         cold_wall_ns: Elapsed time of compiling the set.
         cold_driver_ns: Driver time of compiling it, summed over the workers.
-        cores: As in `Environment`.
-        processor: As in `Environment`.
-        python: As in `Environment`.
-        orchestrator: As in `Environment`.
     """
 
     set_name: str
     set_hash: str
     identity: DeviceIdentity
+    environment: Environment
     pipelines: int
     hits: int = 0
     warm_rate: float = 0.0
@@ -112,10 +109,16 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
     binaries: bool = False
     cold_wall_ns: int = 0
     cold_driver_ns: int = 0
-    cores: int = 0
-    processor: str = ""
-    python: str = ""
-    orchestrator: str = ""
+
+    def passes(self, seconds: float, seconds_most: float) -> int:
+        """How many times a warm run must repeat the set to keep one worker busy for so long.
+
+        At most 1.6 million pipelines, and `seconds_most` with all workers: on some drivers many workers get
+        hits a hundred times slower than one.
+        """
+        slowest = self.warm_rate_most * seconds_most
+        wanted = min(self.warm_rate * seconds, slowest, _HITS_MOST)
+        return max(1, round(wanted / self.pipelines)) if self.pipelines else 1
 
 
 class ProbeStep(enum.StrEnum):
@@ -130,12 +133,7 @@ class ProbeStep(enum.StrEnum):
 
 
 class ProbeJob(CacheJob, frozen=True, kw_only=True, tag_field="job", tag="probe"):
-    """Ask a driver one question about a cache.
-
-    Attributes:
-        step: The question.
-        rounds: Rounds of GROW.
-    """
+    """Ask a driver one question about a cache; `rounds` are those of GROW."""
 
     step: ProbeStep
     rounds: int = 6
@@ -145,7 +143,6 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="pr
     """The answer to a `ProbeJob`.
 
     Attributes:
-        hits: Number of cache hits.
         missed: Description of the pipelines that were compiled although the cache was made from the whole
             set; "" if all of them hit.
         sizes: Size of the cache after each round of GROW, bytes.
@@ -161,7 +158,6 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="r
 
     Attributes:
         kind: Class name of the error; "crash" or "timeout" if the process crashed or hung.
-        reason: The message.
     """
 
     kind: str
@@ -188,3 +184,53 @@ def run_in_process(job: Job) -> Answer:
     if isinstance(answer, Sample):  # the process itself does not know how long its start took
         answer = msgspec.structs.replace(answer, process_s=time.perf_counter() - began)
     return answer
+
+
+_SAME: Final = {
+    "pipeline_cache_uuid": "pipeline cache UUID",
+    "driver_info": "version of the driver",
+    "cores": "number of processors",
+    "processor": "processor",
+    "python": "version of Python",
+    "orchestrator": "version of orchestrator",
+    "variables": "environment",
+    "layers": "list of active layers",
+}
+"""What of an `Environment` may not change between the runs of a benchmark, in words."""
+
+
+def other_than(sample: Sample, found: Filled) -> str:
+    """What a sample is of, in words, if not of the set, driver and machine that were found; else ""."""
+    if sample.set_hash != found.set_hash:
+        return f"another set ({sample.set_name}, hash {sample.set_hash}, not {found.set_hash})"
+    for name, words in _SAME.items():
+        was, now = getattr(sample.environment, name), getattr(found.environment, name)
+        if was != now:
+            return f"another {words} ({was}, not {now})"
+    return ""
+
+
+def reason_of(answer: Answer) -> str:
+    """The reason of an answer other than the expected one."""
+    return answer.reason if isinstance(answer, Refused) else "an unexpected answer"
+
+
+def cannot(what: str, answer: Answer) -> NoReturn:
+    """Raise the error for an answer other than the expected one.
+
+    Raises:
+        NoDeviceError: There is no such device.
+        BenchError: Anything else.
+    """
+    kind = answer.kind if isinstance(answer, Refused) else ""
+    if kind == NoDeviceError.__name__:
+        raise NoDeviceError(reason_of(answer))
+    steps = dict.fromkeys(
+        ("crash", "timeout"),
+        "`orchestrator compile SET` finds what ends the driver's process; then it is left out here too",
+    )
+    steps[SaveError.__name__] = (
+        "make room there, or name another place: --out of `bench`, TMPDIR for `calibrate`"
+    )
+    usual = "`orchestrator list SET` shows what the set needs, `orchestrator devices` what each device offers"
+    raise BenchError(f"{what}: {reason_of(answer)}", steps.get(kind, usual))

@@ -4,17 +4,13 @@
     round 0   A B C A'
     round 1   B C A' A      rotated by one, so that no mode always comes first
 
-Without a time limit, each round of all groups ends before the next one begins. With a limit, groups with the
-most workers come first, and as many groups as possible get the pairs that a verdict needs. A round of one
-group is never split, so the samples of a pair are neighbours; it starts only if it is expected to end in
-time. A round in which an arm is missing, such as a mode that was added, is taken again as a whole.
-
-Guarantees: pure. Equal options give equal orders, so a benchmark can resume from existing rows.
+Pure: equal options give equal orders, so a benchmark can resume from existing rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from statistics import median
 from typing import TypeVar
 
 from attrs import field, frozen
@@ -42,8 +38,6 @@ class Matrix:
         set_paths: The archives, or one manifest.
         devices: Selectors.
         modes: Cache topologies. The baseline is shared if it is one of them, else the first one.
-        workers: Numbers of workers.
-        starts: Contents of the caches.
         duplicates: Shares of the pipelines that a run creates a second time, 0 to 1.
         samples: Number of rounds after the warm-up.
         batch: Largest number of pipelines in a call of a cold run.
@@ -66,57 +60,52 @@ class Matrix:
     warm_passes: Mapping[str, int] = field(factory=dict)
     profiles: str = ""
 
-    @property
-    def baseline(self) -> CacheMode:
-        """The mode to compare the others with."""
-        return CacheMode.SHARED if CacheMode.SHARED in self.modes else self.modes[0]
-
     def batch_of(self, start: Start) -> int:
         """Largest number of pipelines in a call of a run with this start."""
         return self.warm_batch if start == Start.WARM else self.batch
 
-    def conditions(self) -> Iterator[Conditions]:
-        """All conditions, in order."""
-        for device in self.devices:
-            for start in self.starts:
-                for duplicates in self.duplicates:
-                    for workers in self.workers:
-                        yield Conditions(device, start, duplicates, workers)
-
     def jobs(self) -> Iterator[SampleJob]:
         """Every sample, in order; warm-ups first."""
+        groups = [
+            Conditions(device=device, start=start, duplicates=duplicates, workers=workers)
+            for device in self.devices
+            for start in self.starts
+            for duplicates in self.duplicates
+            for workers in self.workers
+        ]
         for number in range(-1, self.samples):
-            for device, start, duplicates, workers in self.conditions():
-                warm = start == Start.WARM
-                # A run without a cache cannot be warm.
-                modes = [each for each in self.modes if not (warm and each == CacheMode.NONE)]
-                if not modes:
-                    continue
-                baseline = self.baseline if self.baseline in modes else modes[0]
-                for mode, control in in_turn([*((mode, False) for mode in modes), (baseline, True)], number):
-                    yield SampleJob(
-                        set_paths=self.set_paths,
-                        device=device,
-                        start=start,
-                        duplicates=duplicates,
-                        workers=workers,
-                        mode=mode,
-                        control=control,
-                        round=number,
-                        batch=self.batch_of(start),
-                        passes=self.warm_passes.get(device, 1) if warm else 1,
-                        cache_directory=self.cache_directory if warm else "",
-                        profiles=self.profiles,
-                    )
+            for conditions in groups:
+                yield from self._round(conditions, number)
+
+    def _round(self, conditions: Conditions, number: int) -> Iterator[SampleJob]:
+        warm = conditions.start == Start.WARM
+        # A run without a cache cannot be warm.
+        modes = [each for each in self.modes if not (warm and each == CacheMode.NONE)]
+        if not modes:
+            return
+        baseline = CacheMode.SHARED if CacheMode.SHARED in modes else modes[0]
+        for mode, control in in_turn([*((mode, False) for mode in modes), (baseline, True)], number):
+            yield SampleJob(
+                device=conditions.device,
+                start=conditions.start,
+                duplicates=conditions.duplicates,
+                workers=conditions.workers,
+                mode=mode,
+                control=control,
+                round=number,
+                set_paths=self.set_paths,
+                batch=self.batch_of(conditions.start),
+                passes=self.warm_passes.get(conditions.device, 1) if warm else 1,
+                cache_directory=self.cache_directory if warm else "",
+                profiles=self.profiles,
+            )
 
 
 def remaining(matrix: Matrix, rows: Sequence[Row], without: Collection[Arm] = ()) -> list[SampleJob]:
     """The warm-ups without a sample, and all jobs of each round that no single run took whole.
 
-    Args:
-        matrix: The samples to take.
-        rows: The rows so far.
-        without: Arms to leave out.
+    So the samples of a pair are neighbours, also after an interruption or where a mode was added. The arms in
+    `without` are left out.
     """
     there = {each.key: each.run for each in current_samples(rows)}
     found: list[SampleJob] = []
@@ -136,12 +125,7 @@ def _by_round(jobs: Iterable[SampleJob]) -> list[tuple[SampleJob, ...]]:
 
 @frozen
 class Eta:
-    """The estimated time of the remaining samples.
-
-    Attributes:
-        seconds: Estimated time of the samples with an estimate, s.
-        unknown: Number of samples without an estimate.
-    """
+    """The estimated time of samples, s, and the number of samples without an estimate."""
 
     seconds: float
     unknown: int
@@ -150,59 +134,57 @@ class Eta:
 def eta_of(jobs: Sequence[SampleJob], rows: Sequence[Row]) -> Eta:
     """Estimate the time of jobs from the samples so far.
 
-    A cell without samples is estimated as the slowest cell of its device and start with at most as many
-    workers. If all measured cells have more workers, their times are scaled by the ratio of workers. Without
-    any such cell there is no estimate.
+    A cell without samples is taken for as slow as the slowest cell of its device and start, and slower by as
+    many times as it has fewer workers. Without such a cell there is no estimate.
     """
     took: dict[Cell, list[float]] = {}
     for row in rows:
         if isinstance(row, Sample):
             took.setdefault(row.cell, []).append(row.process_s)
-    known = {cell: sorted(values)[len(values) // 2] for cell, values in took.items()}
-    found = [known[job.cell] if job.cell in known else _by_neighbours(job.cell, known) for job in jobs]
+    known = {cell: median(values) for cell, values in took.items()}
+
+    def estimated(cell: Cell) -> float | None:
+        near = (
+            value * max(1, other.workers / cell.workers)
+            for other, value in known.items()
+            if (other.device, other.start) == (cell.device, cell.start)
+        )
+        return known[cell] if cell in known else max(near, default=None)
+
+    found = [estimated(job.cell) for job in jobs]
     return Eta(sum(each or 0.0 for each in found), found.count(None))
-
-
-def _by_neighbours(cell: Cell, known: Mapping[Cell, float]) -> float | None:
-    near = [
-        (other.workers, value)
-        for other, value in known.items()
-        if (other.device, other.start) == (cell.device, cell.start)
-    ]
-    fewer = [value for workers, value in near if workers <= cell.workers]
-    return max(fewer or (value * workers / cell.workers for workers, value in near), default=None)
 
 
 def next_round(
     waiting: Sequence[SampleJob], rows: Sequence[Row], left_s: float | None
 ) -> tuple[SampleJob, ...]:
-    """The samples to take next: one round of one group; none if no round would end in time.
+    """The samples to take next: one round of one group; none if no round would end in the time left.
 
-    Args:
-        waiting: The jobs without a row, in order.
-        rows: The rows so far.
-        left_s: Remaining time, s; None without a limit.
+    With a limit, as many groups as possible get the pairs that a verdict needs, those with the most workers
+    first; further rounds come last.
     """
     rounds = _by_round(waiting)
     if left_s is None or not rounds:
         return rounds[0] if rounds else ()
     if left_s <= 0:
         return ()
-    rest_s, chosen, short = left_s, set[Conditions](), []
-    for conditions in sorted({job.conditions: None for job in waiting}, key=lambda each: -each.workers):
-        missing = [
-            each for each in rounds if each[0].conditions == conditions and each[0].round < LEAST_PAIRS
-        ]
+    needed: dict[Conditions, list[tuple[SampleJob, ...]]] = {}
+    for each in rounds:
+        if each[0].round < LEAST_PAIRS:
+            needed.setdefault(each[0].conditions, []).append(each)
+    rest_s, fitting, short = left_s, set[Conditions](), []
+    for conditions in sorted(needed, key=lambda each: -each.workers):
+        missing = needed[conditions]
         eta = eta_of([job for each in missing for job in each], rows)
         if eta.unknown:
             return missing[0]  # usually the warm-up, which shows how long a sample takes
-        if missing and eta.seconds <= rest_s:
+        if eta.seconds <= rest_s:
             rest_s -= eta.seconds
-            chosen.add(conditions)
-        elif missing:
+            fitting.add(conditions)
+        else:
             short.append((eta.seconds, missing[0]))
-    # The chosen groups take turns. Of the others, the one that needs the least time comes first.
-    wanted = [each for each in rounds if each[0].conditions in chosen and each[0].round < LEAST_PAIRS]
+    # The groups that fit take turns. Of the others, the one that needs the least time comes first.
+    wanted = [each for each in rounds if each[0].conditions in fitting and each[0].round < LEAST_PAIRS]
     wanted += [each for _, each in sorted(short, key=lambda item: item[0])]
     wanted += [each for each in rounds if each[0].round >= LEAST_PAIRS]
     return next((each for each in wanted if eta_of(each, rows).seconds <= left_s), ())

@@ -1,11 +1,8 @@
 """The rows of a benchmark and their file, which holds one JSON object per line.
 
-A `Sample` is one run in its own process. Its row records everything that affects the figures: driver, device,
-processor, mode, workers, set, versions, and how the driver's own caches were disabled.
-
-Guarantees: writers only append. Readers skip a last line that no line break ends, as writers cut it off; any
-other damaged line is an error that names it. New fields have defaults and no field changes its meaning, so
-old files stay readable.
+A `Sample` is one run in its own process; its row records everything that affects the figures. Writers only
+append. Readers skip a last line that no line break ends, as writers cut it off; any other damaged line is an
+error that names it. New fields have defaults and no field changes its meaning, so old files stay readable.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import enum
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 import numpy as np
@@ -28,22 +25,16 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 """The quantiles of a `Latencies`; the last one is the maximum."""
 SLOWEST = 10
 """Number of slowest pipelines that a sample lists."""
-
+MAX_ROWS_BYTES = 1 << 30
+"""Largest size of a file of rows."""
 
 _LARGEST = (1 << 63) - 1  # a row from elsewhere may hold numbers that no float can
-_LONGEST_S = 1e9
 Whole = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
-"""A number of things, bytes or nanoseconds."""
 Positive = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST)]
-"""The same, at least one."""
 
 
 class RowsError(OrchestratorError):
-    """A file of rows cannot be used; the message names the file and the line.
-
-    Attributes:
-        next_step: What to do.
-    """
+    """A file of rows cannot be used; the message names the file and the line, `next_step` what to do."""
 
     def __init__(
         self,
@@ -63,7 +54,7 @@ class Start(enum.StrEnum):
 
 def counted(count: int, noun: str) -> str:
     """A number with its noun, such as "1 worker" or "4 workers"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def device_text(selector: str) -> str:
@@ -71,20 +62,30 @@ def device_text(selector: str) -> str:
     return selector or "the first device"
 
 
-class Conditions(NamedTuple):
+class Conditions(msgspec.Struct, frozen=True, order=True, kw_only=True):
     """What two modes must have in common to be compared.
 
     Attributes:
         device: The selector.
         start: Contents of the caches.
-        duplicates: Share of the pipelines that the run creates a second time, 0 to 1.
+        duplicates: Share of the pipelines that the run creates a second time.
         workers: Number of workers.
     """
 
     device: str
     start: Start
-    duplicates: float
-    workers: int
+    duplicates: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    workers: Positive
+
+    @property
+    def conditions(self) -> Conditions:
+        """The conditions alone."""
+        return Conditions(**fields_of(Conditions, self))
+
+    @property
+    def section(self) -> tuple[str, Start, float]:
+        """All but the number of workers."""
+        return self.device, self.start, self.duplicates
 
     @property
     def copies(self) -> str:
@@ -92,72 +93,45 @@ class Conditions(NamedTuple):
         return f", {self.duplicates:.0%} duplicates" if self.duplicates else ""
 
 
-class Cell(NamedTuple):
+class Cell(Conditions, frozen=True, order=True, kw_only=True):
     """A point of the matrix: `Conditions` and a mode."""
 
-    device: str
-    start: Start
-    duplicates: float
-    workers: int
     mode: CacheMode
-
-    @property
-    def conditions(self) -> Conditions:
-        """The cell without its mode."""
-        return Conditions(*self[:4])
-
-
-class Arm(NamedTuple):
-    """One measurement of a round: a cell, or the second measurement of the baseline (the A/A control)."""
-
-    cell: Cell
-    control: bool
-
-    @property
-    def words(self) -> str:
-        """The arm in words, such as: radv:navi21, cold, 4 workers, shared (control)."""
-        cell = self.cell
-        words = f"{device_text(cell.device)}, {cell.start}, {counted(cell.workers, 'worker')}, {cell.mode}"
-        return words + cell.conditions.copies + (" (control)" if self.control else "")
-
-
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """An arm in a round: the identity of a sample within a benchmark.
-
-    Attributes:
-        device: The selector.
-        start: Contents of the caches.
-        duplicates: Share of the pipelines that the run creates a second time, 0 to 1.
-        workers: Number of workers.
-        mode: The cache topology.
-        control: Whether this is the second arm of the A/A control.
-        round: Number of the round, from 0; -1 for the warm-up, which no figure includes.
-        run: Identifies the call of `bench` that takes it; "" in rows of earlier versions, which count as one.
-    """
-
-    device: str
-    start: Start
-    duplicates: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    workers: Positive
-    mode: CacheMode
-    control: bool = False
-    round: Annotated[int, msgspec.Meta(ge=-1, le=_LARGEST)] = 0
-    run: str = ""
 
     @property
     def cell(self) -> Cell:
-        """The point of the matrix."""
-        return Cell(self.device, self.start, self.duplicates, self.workers, self.mode)
+        """The cell alone."""
+        return Cell(**fields_of(Cell, self))
+
+
+class Arm(Cell, frozen=True, order=True, kw_only=True):
+    """One measurement of a round: a cell, or the second measurement of the baseline (the A/A control)."""
+
+    control: bool = False
 
     @property
     def arm(self) -> Arm:
-        """The cell, and whether this is the control."""
-        return Arm(self.cell, self.control)
+        """The arm alone."""
+        return Arm(**fields_of(Arm, self))
 
-    @property
-    def conditions(self) -> Conditions:
-        """The conditions of its cell."""
-        return self.cell.conditions
+
+def arm_text(cell: Cell) -> str:
+    """A cell or an arm in words, such as: radv:navi21, cold, 4 workers, shared (control)."""
+    words = f"{device_text(cell.device)}, {cell.start}, {counted(cell.workers, 'worker')}, {cell.mode}"
+    control = isinstance(cell, Arm) and cell.control
+    return words + cell.copies + (" (control)" if control else "")
+
+
+class Turn(Arm, frozen=True, kw_only=True):
+    """An arm in a round: the identity of a sample within a benchmark.
+
+    Attributes:
+        round: From 0; -1 for the warm-up, which no figure includes.
+        run: Identifies the call of `bench` that takes it; "" in rows of earlier versions, which count as one.
+    """
+
+    round: Annotated[int, msgspec.Meta(ge=-1, le=_LARGEST)] = 0
+    run: str = ""
 
     @property
     def key(self) -> tuple[Arm, int]:
@@ -170,18 +144,13 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         return self.run, self.round
 
 
-def turn_of(turn: Turn) -> dict[str, Any]:
-    """The fields of `Turn` alone, to construct another subclass of it."""
-    return {name: getattr(turn, name) for name in Turn.__struct_fields__}
+def fields_of(base: type[msgspec.Struct], value: msgspec.Struct) -> dict[str, Any]:
+    """The fields that a struct has from a base, to construct the base or another subclass of it."""
+    return {name: getattr(value, name) for name in base.__struct_fields__}
 
 
 class Latencies(msgspec.Struct, frozen=True):
-    """Distribution of the driver time per pipeline.
-
-    Attributes:
-        count: Number of pipelines.
-        quantiles_ns: The values at `QUANTILES`; empty without pipelines.
-    """
+    """Distribution of the driver time per pipeline: number of pipelines, and the values at `QUANTILES`."""
 
     count: Whole = 0
     quantiles_ns: tuple[float, ...] = ()
@@ -206,6 +175,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         pipeline_cache_uuid: VkPhysicalDeviceProperties::pipelineCacheUUID, hex.
         driver_caches: How the driver's own caches were disabled.
         opened_as: The request that opened the device of each feature group, in words.
+        variables: Variables that drivers or layers read, such as "RADV_DEBUG=nofmask".
+        layers: Names of the active layers.
         cores: Processors that the process may use.
         processor: Model name of the processor.
         load_average: Load average of the machine over the minute before the sample.
@@ -228,16 +199,12 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     orchestrator: str
     opened_as: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
 
 
 class SlowPipeline(msgspec.Struct, frozen=True):
-    """One of the slowest pipelines of a sample.
-
-    Attributes:
-        key: Its hash in the set, 16 hex digits.
-        kind: Its `PipelineKind`.
-        driver_ns: Driver time.
-    """
+    """One of the slowest pipelines of a sample: hash in the set (16 hex digits), kind, driver time."""
 
     key: str
     kind: str
@@ -254,13 +221,11 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
         set_name: File names of the set.
         set_hash: Hash over the names of its records, 16 hex digits.
         set_pipelines: Pipelines of the set.
-        environment: Device, driver and machine.
         started_at: Seconds since 1970.
         process_s: Elapsed time of the whole process.
         pipelines: Pipelines that the run handed to the driver.
-        created: Of these, created.
-        hits: Of these, found in the application's cache according to creation feedback.
-        failed: Of these, refused.
+        hits: Created ones that were found in the application's cache according to creation feedback.
+        failed: Refused ones.
         skipped: Pipelines left out because the device lacks something.
         calls: Number of creation calls.
         prepare_ns: Creating layouts, render passes and modules, without modules that are created on demand.
@@ -270,24 +235,17 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
         merge_ns: Elapsed time of the merge.
         read_back_ns: Elapsed time of reading the primary's data.
         call_ns: Elapsed time of the calls.
-        driver_ns: The driver's own time in the calls.
+        driver_ns: The driver's own time in the calls, by creation feedback.
         cpu_ns: CPU time of the threads in the calls.
         run_delay_ns: Time in which threads were runnable but not scheduled, in the calls.
-        blocked_ns: Time asleep in the driver: driver - CPU - run delay, summed where positive.
+        blocked_ns: Driver - CPU - run delay, summed where positive.
         barrier_wait_ns: Time that workers waited at the barrier.
         duplicate_keys: Keys that were compiled more than once.
         duplicate_ns: Driver time of those compilations, without the first one of each key.
-        source_bytes: Size of the worker caches before the merge.
-        primary_bytes: Size of the primary after it.
-        memory_before_bytes: Peak resident size of the process before the caches were created.
+        primary_bytes: Size of the primary after the merge.
         peak_memory_bytes: Peak resident size of the process (ru_maxrss).
         compiled_latency: Driver time of compiled pipelines.
         hit_latency: Driver time of cache hits.
-        blocked_without_faults_ns: Part of `blocked_ns` in calls in which the thread had no page fault.
-        minor_faults: Page faults of the worker threads without disk access.
-        major_faults: Page faults of the worker threads with disk access.
-        sleeps: Voluntary context switches of the worker threads.
-        preemptions: Involuntary context switches of the worker threads.
         kinds_ns: Driver time of compiled pipelines, by kind.
         slowest: The compiled pipelines with the longest driver time, slowest first.
         notes: Remarks that affect the figures, such as a fallback.
@@ -300,7 +258,7 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     set_pipelines: Whole
     environment: Environment
     started_at: float
-    process_s: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_S)]
+    process_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
     pipelines: Whole
     created: Whole
     hits: Whole
@@ -319,28 +277,16 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     barrier_wait_ns: Whole
     duplicate_keys: Whole
     duplicate_ns: Whole
-    source_bytes: Whole
     primary_bytes: Whole
-    memory_before_bytes: Whole
     peak_memory_bytes: Whole
     compiled_latency: Latencies
     hit_latency: Latencies
     order: str = "given"
     prepare_ns: Whole = 0
     keys_ns: Whole = 0
-    blocked_without_faults_ns: Whole = 0
-    minor_faults: Whole = 0
-    major_faults: Whole = 0
-    sleeps: Whole = 0
-    preemptions: Whole = 0
     kinds_ns: dict[str, Whole] = {}
     slowest: tuple[SlowPipeline, ...] = ()
     notes: tuple[str, ...] = ()
-
-    @property
-    def counts(self) -> bool:
-        """Whether figures include it: true unless it is a warm-up."""
-        return self.round >= 0
 
     @property
     def place(self) -> str:
@@ -348,7 +294,7 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
         where = self.environment
         return (
             f"{where.device_name}, {where.driver_name} {where.driver_info}; {where.cores} × "
-            f"{where.processor}; {self.set_name}, {self.set_pipelines:,} pipelines"
+            f"{where.processor}; {self.set_name}, {counted(self.set_pipelines, 'pipeline')}"
         )
 
     @property
@@ -364,12 +310,12 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     @property
     def throughput(self) -> float:
         """Pipelines per second over the time that a user waits, `once_s`. 0 without pipelines."""
-        return _rate(self.created / self.passes, self.once_s)
+        return _share(self.created / self.passes, self.once_s)
 
     @property
     def creation_rate(self) -> float:
         """Pipelines per second up to the barrier, over all passes and without the merge."""
-        return _rate(self.created, self.wall_ns / 1e9)
+        return _share(self.created, self.wall_ns / 1e9)
 
     @property
     def seconds(self) -> float:
@@ -378,50 +324,48 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
 
     @property
     def blocked_share(self) -> float:
-        """Share of the driver's time in which threads were asleep inside it."""
-        return self.blocked_ns / self.driver_ns if self.driver_ns else 0.0
+        """Time asleep as a share of the calls' time, at least: within the driver's own time."""
+        return _share(self.blocked_ns, self.call_ns)
+
+    @property
+    def asleep_share(self) -> float:
+        """The same, at most: within the whole call, waits for the interpreter included."""
+        asleep_ns = self.call_ns - self.cpu_ns - self.run_delay_ns
+        return _share(max(asleep_ns, self.blocked_ns), self.call_ns)
 
     @property
     def run_delay_share(self) -> float:
         """Share of the calls' time in which threads waited for a processor."""
-        return self.run_delay_ns / self.call_ns if self.call_ns else 0.0
+        return _share(self.run_delay_ns, self.call_ns)
+
+    @property
+    def overhead_share(self) -> float:
+        """Share of the calls' time outside the driver."""
+        return _share(self.call_ns - self.driver_ns, self.call_ns)
 
     @property
     def cpu_per_pipeline_ns(self) -> float:
         """CPU time per created pipeline, ns; 0 without pipelines."""
-        return self.cpu_ns / self.created if self.created else 0.0
-
-    @property
-    def binding_overhead_ns(self) -> int:
-        """Elapsed time of the calls outside the driver, ns."""
-        return self.call_ns - self.driver_ns
+        return _share(self.cpu_ns, self.created)
 
 
-def _rate(count: float, seconds: float) -> float:
-    return count / seconds if seconds > 0 else 0.0
+def _share(amount: float, whole: float) -> float:
+    return amount / whole if whole > 0 else 0.0
 
 
 class FailedSample(Turn, frozen=True, kw_only=True, tag_field="row", tag="failed"):
-    """A sample that failed, for example because the driver crashed. A resumed benchmark tries it again.
-
-    Attributes:
-        reason: The last output of the process, or how it ended.
-    """
+    """A sample that failed, for example because the driver crashed. A resumed benchmark tries it again."""
 
     reason: str
 
     @property
     def words(self) -> str:
         """The arm and the reason."""
-        return f"{self.arm.words}: {self.reason}"
+        return f"{arm_text(self)}: {self.reason}"
 
 
 Row = Sample | FailedSample
 _decoder = msgspec.json.Decoder(Row)
-
-
-MAX_ROWS_BYTES = 1 << 30
-"""Largest size of a file of rows."""
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -445,16 +389,6 @@ def read_rows(path: Path) -> list[Row]:
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise RowsError(f"{path}: line {number} is not a sample: {error}") from error
     return rows
-
-
-def current_samples(rows: Iterable[Row]) -> list[Sample]:
-    """The samples, without those that a later run took again."""
-    return list({row.key: row for row in rows if isinstance(row, Sample)}.values())
-
-
-def counted_samples(rows: Iterable[Row]) -> list[Sample]:
-    """The current samples without warm-ups."""
-    return [each for each in current_samples(rows) if each.counts]
 
 
 class RowWriter:
@@ -485,18 +419,25 @@ class RowWriter:
                 line = line[self._file.write(line) :]
             os.fsync(self._file.fileno())
         except OSError as error:
-            said = f"{self._path}: a sample cannot be written: {error.strerror}"
-            raise RowsError(said, "make room; the same command takes the sample again and resumes") from error
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        self._file.close()
+            message = f"{self._path}: a sample cannot be written: {error.strerror}"
+            step = "make room; the same command takes the sample again and resumes"
+            raise RowsError(message, step) from error
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._file.close()
+
+
+def current_samples(rows: Iterable[Row]) -> list[Sample]:
+    """The samples, without those that a later run took again."""
+    return list({row.key: row for row in rows if isinstance(row, Sample)}.values())
+
+
+def counted_samples(rows: Iterable[Row]) -> list[Sample]:
+    """The current samples without warm-ups."""
+    return [each for each in current_samples(rows) if each.round >= 0]
 
 
 def cells_of(samples: Iterable[Sample]) -> dict[Cell, list[Sample]]:
@@ -508,10 +449,12 @@ def cells_of(samples: Iterable[Sample]) -> dict[Cell, list[Sample]]:
     return found
 
 
-def control_of(
-    samples: Iterable[Sample], conditions: Conditions
-) -> tuple[dict[tuple[str, int], Sample], dict[tuple[str, int], Sample]]:
-    """Both arms of the A/A control under the conditions, by pair: the baseline's and the control's.
+Pairs = dict[tuple[str, int], Sample]
+"""Samples of one arm by run and round."""
+
+
+def control_of(samples: Iterable[Sample], conditions: Conditions) -> tuple[Pairs, Pairs]:
+    """Both arms of the A/A control under the conditions: the baseline's and the control's.
 
     A control whose baseline was taken again by a later run has no partner, and does not count. Empty if runs
     had different baselines: each mode has a noise of its own.

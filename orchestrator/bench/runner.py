@@ -1,14 +1,9 @@
 """Runs a benchmark: one process per sample, in the order of the matrix. Each row is saved at once.
 
-Guarantees:
-- results.jsonl is the whole state. After an interruption (Ctrl-C, time limit, power failure) the same command
-  resumes: it takes only rounds that are not whole, and warm runs start from the same caches. Rows of another
-  set, device, driver or machine are an error.
-- A sample that crashes or hangs, or is of a set, driver or machine that changed meanwhile, becomes a row with
-  the reason. Its arm is skipped for the rest of the run (a baseline together with its control), and tried
-  again in the next run, before other arms of its round.
-- With a time limit, no round begins that is expected to end too late; a round that has begun is finished.
-- Sample processes end when this process is interrupted.
+Guarantees: results.jsonl is the whole state; after an interruption the same command takes only rounds that
+are not whole. Rows of another set, device, driver, environment or machine are an error. A sample that fails
+becomes a row with the reason, and its arm is skipped until the next run (a baseline with its control). With a
+time limit, no round begins that is expected to end too late.
 """
 
 from __future__ import annotations
@@ -19,12 +14,22 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 from attrs import define, evolve, field, frozen
 
-from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Refused, SampleJob, run_in_process
+from orchestrator.bench.jobs import (
+    Answer,
+    BenchError,
+    Filled,
+    FillJob,
+    Job,
+    SampleJob,
+    cannot,
+    other_than,
+    reason_of,
+    run_in_process,
+)
 from orchestrator.bench.matrix import Eta, Matrix, eta_of, next_round, remaining
 from orchestrator.bench.rows import (
     Arm,
@@ -35,48 +40,24 @@ from orchestrator.bench.rows import (
     RowWriter,
     Sample,
     Start,
+    Turn,
+    arm_text,
     counted_samples,
     current_samples,
     device_text,
     failed_arms,
+    fields_of,
     read_rows,
-    turn_of,
 )
 from orchestrator.bench.statistics import LEAST_PAIRS
-from orchestrator.bench.trace import events_of
-from orchestrator.errors import NoDeviceError, OrchestratorError
-from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.bench.trace import Event, events_of
 from orchestrator.stores.files.writer_lock import writer_lock
 
 RESULTS = "results.jsonl"
 CACHES = "caches"
 TIMELINES = "timelines"
-WARM_PIPELINES_MOST = 1_600_000
-WARM_SECONDS = 1.0
-"""A warm run lasts this long with one worker, unless it would exceed WARM_PIPELINES_MOST."""
-WARM_SECONDS_MOST = 3.0
-"""Limit for all workers: on some drivers, many workers get hits a hundred times slower than one."""
-
-
-_MACHINE = {
-    "cores": "number of processors",
-    "processor": "processor",
-    "python": "version of Python",
-    "orchestrator": "version of orchestrator",
-}
-"""What of an `Environment` may not change between the runs of a benchmark, in words."""
-
-
-class BenchError(OrchestratorError):
-    """A benchmark cannot begin or resume; the message says why and what to do.
-
-    Attributes:
-        next_step: What to do.
-    """
-
-    def __init__(self, message: str, next_step: str = "name another directory with --out") -> None:
-        super().__init__(message)
-        self.next_step = next_step
+WARM_SECONDS = 1.0, 3.0
+"""A warm run lasts this long with one worker, and at most so long with all."""
 
 
 @frozen
@@ -108,7 +89,7 @@ class BenchOutcome:
         rows: All rows of the file.
         done: Samples of the matrix that exist.
         total: Samples of the matrix.
-        resumed: Of these, samples from earlier runs.
+        resumed: Of `done`, samples from earlier runs.
         stopped: Why it ended early, or "".
         failed: The last attempt of each arm of the matrix that could not be measured.
         path: The file of rows.
@@ -178,7 +159,7 @@ def run_bench(
             on_progress=on_progress,
             rows=read_rows(path) if path.exists() else [],
         )
-        lost = None
+        stopped, lost = "", None
         try:
             run.prepare(warm_passes, on_stage)
             with RowWriter(path) as writer:
@@ -190,8 +171,8 @@ def run_bench(
             stopped = "interrupted"
     jobs = list(matrix.jobs())
     wanted, arms = {job.key for job in jobs}, {job.arm for job in jobs}
-    done = {each.key: each.run for each in current_samples(run.rows) if each.key in wanted}
-    resumed = sum(each != run.name for each in done.values())
+    done = [each.run for each in current_samples(run.rows) if each.key in wanted]
+    resumed = sum(each != run.name for each in done)
     failed = tuple(each for each in failed_arms(run.rows) if each.arm in arms)
     return BenchOutcome(tuple(run.rows), len(done), len(wanted), resumed, stopped, failed, path, lost)
 
@@ -203,7 +184,7 @@ class _BenchRun:
     left_s: Callable[[], float | None]
     do: Callable[[Job], Answer]
     on_progress: Callable[[BenchProgress], None]
-    rows: list[Row] = field(factory=list)
+    rows: list[Row]
     name: str = field(factory=lambda: os.urandom(8).hex())
     found: dict[str, Filled] = field(factory=dict)
 
@@ -241,7 +222,7 @@ class _BenchRun:
             self._check_same(device, answer, earlier, warm_passes)
             self.found[device] = answer
             # The same as in earlier rows, so that they can be compared.
-            passes[device] = known.pop() if known else warm_passes or passes_for(answer)
+            passes[device] = known.pop() if known else warm_passes or answer.passes(*WARM_SECONDS)
         self.matrix = evolve(self.matrix, warm_passes=passes)
 
     def _check_same(
@@ -257,34 +238,32 @@ class _BenchRun:
                 raise BenchError(f"the results there for {device_text(device)} are of {what}")
 
     def take(self, writer: RowWriter) -> str:
+        """Take what is missing; returns why it ended early, or ""."""
         total = sum(1 for _ in self.matrix.jobs())
         given_up: set[Arm] = set()
         while waiting := remaining(self.matrix, self.rows, given_up):
             jobs = next_round(waiting, self.rows, self.left_s())
             if not jobs:
                 return self._out_of_time(waiting)
-            taken = {each.key for each in jobs}
-            waiting = [each for each in waiting if each.key not in taken]
             # What failed comes first: if it fails again, nothing else is taken again.
             failed = {each.arm for each in failed_arms(self.rows)}
-            jobs = tuple(sorted(jobs, key=lambda each: each.arm not in failed))
-            for number, job in enumerate(jobs):
-                if job.arm in given_up:
-                    continue
-                to_go, left = [*jobs[number:], *waiting], self.left_s()
+            to_go = [*sorted(jobs, key=lambda each: each.arm not in failed)]
+            to_go += [each for each in waiting if each not in jobs]
+            for number in range(len(jobs)):
+                job, left = to_go[0], self.left_s()
                 if job.round < 0 and left is not None and left < 0:
                     return self._out_of_time(to_go)  # stopping within a warm-up splits no pair
-                eta = eta_of(to_go, self.rows)
-                self.on_progress(
-                    BenchProgress(total - len(to_go), total, job.round, job.arm.words, eta, left)
-                )
-                row = self._row(job)
-                if isinstance(row, FailedSample):
-                    given_up |= {job.arm, Arm(job.cell, True)}
-                writer.write(row)
-                self.rows.append(row)
-                if isinstance(row, FailedSample) and number == 0:
-                    break
+                if job.arm not in given_up:
+                    progress = (total - len(to_go), total, job.round, arm_text(job), eta_of(to_go, self.rows))
+                    self.on_progress(BenchProgress(*progress, left))
+                    row = self._row(job)
+                    writer.write(row)
+                    self.rows.append(row)
+                    if isinstance(row, FailedSample):
+                        given_up |= {job.arm, msgspec.structs.replace(job.arm, control=True)}
+                        if number == 0:
+                            break
+                to_go.pop(0)
         return ""
 
     def _out_of_time(self, to_go: Sequence[SampleJob]) -> str:
@@ -298,52 +277,17 @@ class _BenchRun:
             f"{'a verdict needs' if enough else 'were asked for'}"
         )
 
-    def _is_measured(self, cell: Cell) -> bool:
-        return any(each.cell == cell and not each.control for each in counted_samples(self.rows))
-
     def _row(self, job: SampleJob) -> Row:
-        job = msgspec.structs.replace(job, run=self.name)
-        timeline = timeline_path(self.directory, job.cell)
-        if job.round >= 0 and not job.control and not (timeline.exists() and self._is_measured(job.cell)):
-            job = msgspec.structs.replace(job, trace=str(timeline))
+        timeline = timeline_path(self.directory, job)
+        measured = any(each.arm == job.arm for each in counted_samples(self.rows))
+        traced = job.round >= 0 and not job.control and not (measured and timeline.exists())
+        job = msgspec.structs.replace(job, run=self.name, trace=str(timeline) if traced else "")
         answer = self.do(job)
-        if not isinstance(answer, Sample):
-            return FailedSample(**turn_of(job), reason=reason_of(answer))
-        if what := other_than(answer, self.found[job.device]):
-            return FailedSample(**turn_of(job), reason=f"what is measured changed: this sample is of {what}")
-        return answer
-
-
-def other_than(sample: Sample, found: Filled) -> str:
-    """What a sample is of, in words, if not of the set, driver and machine that were found; else ""."""
-    environment, now = sample.environment, found.identity
-    if sample.set_hash != found.set_hash:
-        return f"another set ({sample.set_name}, hash {sample.set_hash}, not {found.set_hash})"
-    if environment.pipeline_cache_uuid != now.pipeline_cache_uuid.hex():
-        return (
-            f"another driver ({environment.driver_name} {environment.driver_info}, cache "
-            f"{environment.pipeline_cache_uuid}, not {now.driver_name} {now.driver_info}, cache "
-            f"{now.pipeline_cache_uuid.hex()})"
-        )
-    for name, words in _MACHINE.items():
-        if getattr(environment, name) != getattr(found, name):
-            return f"another {words} ({getattr(environment, name)}, not {getattr(found, name)})"
-    return ""
-
-
-def passes_for(filled: Filled, seconds: float = WARM_SECONDS, seconds_most: float = WARM_SECONDS_MOST) -> int:
-    """How many times a warm run must repeat a set to last long enough.
-
-    Args:
-        filled: The rates of cache hits.
-        seconds: Intended time of the run with one worker, s.
-        seconds_most: Limit of its time with all workers, s.
-    """
-    if not filled.pipelines or not filled.warm_rate:
-        return 1
-    slowest = filled.warm_rate_most * seconds_most
-    wanted = min(filled.warm_rate * seconds, slowest, WARM_PIPELINES_MOST)
-    return max(1, round(wanted / filled.pipelines))
+        what = other_than(answer, self.found[job.device]) if isinstance(answer, Sample) else ""
+        if isinstance(answer, Sample) and not what:
+            return answer
+        changed = f"what is measured changed: this sample is of {what}"
+        return FailedSample(**fields_of(Turn, job), reason=changed if what else reason_of(answer))
 
 
 def timeline_path(directory: Path, cell: Cell) -> Path:
@@ -352,34 +296,10 @@ def timeline_path(directory: Path, cell: Cell) -> Path:
     return directory / TIMELINES / (re.sub(r"[^A-Za-z0-9.-]+", "-", name) + ".json")
 
 
-def timelines_of(directory: Path, cells: Iterable[Cell]) -> dict[Cell, bytes]:
+def timelines_of(directory: Path, cells: Iterable[Cell]) -> dict[Cell, list[Event]]:
     """The existing timelines by cell, without those that are damaged."""
     found = {}
     for cell in cells:
         with suppress(OSError, ValueError):
-            timeline = timeline_path(directory, cell).read_bytes()
-            events_of(timeline)
-            found[cell] = timeline
+            found[cell] = events_of(timeline_path(directory, cell).read_bytes())
     return found
-
-
-def reason_of(answer: Answer) -> str:
-    """The reason of an answer other than the expected one."""
-    return answer.reason if isinstance(answer, Refused) else "an unexpected answer"
-
-
-def cannot(what: str, answer: Answer) -> NoReturn:
-    """Raise the error for an answer other than the expected one.
-
-    Raises:
-        NoDeviceError: There is no such device.
-        BenchError: Anything else.
-    """
-    if isinstance(answer, Refused) and answer.kind == NoDeviceError.__name__:
-        raise NoDeviceError(answer.reason)
-    step = "`orchestrator list SET` shows what the set needs, `orchestrator devices` what each device offers"
-    if isinstance(answer, Refused) and answer.kind in ("crash", "timeout"):
-        step = "`orchestrator compile SET` finds what ends the driver's process; then it is left out here too"
-    elif isinstance(answer, Refused) and answer.kind == SaveError.__name__:
-        step = "make room there, or name another place: --out of `bench`, TMPDIR for `calibrate`"
-    raise BenchError(f"{what}: {reason_of(answer)}", step)

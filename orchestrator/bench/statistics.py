@@ -1,17 +1,14 @@
-"""Statistics of few, noisy samples: medians, ratios of pairs, and the test against noise.
+"""Statistics of few, noisy samples: medians, ratios, and the one rule of bench, calibrate and compare.
 
 Every round measures the baseline twice (A ... A'). The ratio A'/A compares two equal things, so its interval
-shows the machine's *noise*: the end of the interval that is farther from 1. A contender differs if the whole
-interval of its ratio lies beyond the noise, on one side. Without a control nothing differs. With 5 pairs the
-interval spans all pairs, so one pair that disagrees means "no difference".
-
-Guarantees: pure and repeatable; the samples seed the bootstrap. Samples are few (5 to 50), so nothing assumes
-a distribution: the ends of an interval lie between samples, at places that the binomial distribution gives.
-(Bootstrap intervals hold less than they promise: those of 7 samples hold the true median in 87 % of cases.)
+shows the *noise*: the end that is farther from 1. A contender is higher or lower if the whole interval of its
+ratio lies beyond the noise on one side, equal if it lies within 5 %, and else undecided. Pure and repeatable:
+the samples seed the bootstrap. Nothing assumes a distribution.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -25,6 +22,7 @@ RESAMPLES = 4000
 CONFIDENCE = 0.95
 LEAST_PAIRS = 5
 """A verdict needs this many pairs; `Difference.clear` is the exception for a contender that was dropped."""
+EQUAL_WITHIN = 1.05
 CLEAR_AFTER_ONE, CLEAR = 4.0, 1.5
 """A gap is clear if it exceeds the noise by this factor: after one pair, and after more."""
 _DRAWS_AT_ONCE = 1 << 20
@@ -82,7 +80,9 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     return Estimate(math.exp(logs.median), math.exp(logs.low), math.exp(logs.high), logs.count)
 
 
-def unpaired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
+def unpaired_ratio(
+    numerators: Sequence[float], denominators: Sequence[float], confidence: float = CONFIDENCE
+) -> Estimate:
     """Ratio of two medians, with a bootstrap interval. The samples were not taken side by side.
 
     Raises:
@@ -90,7 +90,7 @@ def unpaired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -
     """
     above, below = _positive(numerators), _positive(denominators)
     logs = _resampled_medians(np.log(above)) - _resampled_medians(np.log(below))
-    low, high = np.quantile(logs, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
+    low, high = np.quantile(logs, ((1 - confidence) / 2, (1 + confidence) / 2))
     median = float(np.median(above) / np.median(below))
     return Estimate(median, math.exp(low), math.exp(high), min(above.size, below.size))
 
@@ -136,20 +136,14 @@ def _resampled_medians(data: Numbers) -> Numbers:
     return np.concatenate([np.median(data[random.integers(0, data.size, size)], axis=1) for size in sizes])
 
 
-@frozen
-class Noise:
-    """What two measurements of the same thing differ by.
+class Judgement(enum.StrEnum):
+    """What the rule of this module says of a contender against its baseline."""
 
-    Attributes:
-        control: The ratio A'/A.
-    """
-
-    control: Estimate
-
-    @property
-    def factor(self) -> float:
-        """The end of the control's interval that is farther from 1, as a factor of at least 1."""
-        return max(1.0, self.control.high, 1 / self.control.low)
+    HIGHER = "higher"
+    LOWER = "lower"
+    EQUAL = "equal"
+    UNDECIDED = "undecided"
+    NOT_MEASURED = "not measured"
 
 
 @frozen
@@ -158,51 +152,71 @@ class Difference:
 
     Attributes:
         ratio: Contender over baseline.
-        noise: The A/A control of the same conditions; None if there was none.
+        control: The ratio A'/A of the same conditions; None if there was none.
         dropped: Whether sampling ended early because one of the two had fallen behind.
     """
 
     ratio: Estimate
-    noise: Noise | None
+    control: Estimate | None
     dropped: bool = False
+
+    @property
+    def noise(self) -> float:
+        """The end of the control's interval that is farther from 1, as a factor; 1 without a control."""
+        return 1.0 if self.control is None else noise_factor(self.control)
 
     @property
     def pairs(self) -> int:
         """Number of pairs: the ratio's or the control's, whichever is smaller."""
-        return min(self.ratio.count, self.noise.control.count if self.noise is not None else 0)
-
-    @property
-    def enough(self) -> bool:
-        """Whether the pairs suffice for a verdict."""
-        return self.pairs >= LEAST_PAIRS or (self.dropped and self.clear)
+        return 0 if self.control is None else min(self.ratio.count, self.control.count)
 
     @property
     def clear(self) -> bool:
         """Whether the interval lies so far beyond noise that more pairs would not change the verdict."""
-        if self.noise is None or not self.pairs:
-            return False
-        margin = self.noise.factor * (CLEAR if self.pairs > 1 else CLEAR_AFTER_ONE)
-        return self.ratio.low > margin or self.ratio.high < 1 / margin
+        margin = self.noise * (CLEAR if self.pairs > 1 else CLEAR_AFTER_ONE)
+        return self.pairs > 0 and (self.ratio.low > margin or self.ratio.high < 1 / margin)
 
     @property
-    def beyond_noise(self) -> bool:
-        """Whether the difference exceeds the noise, by the rule of this module."""
-        return self.higher or self.lower
+    def enough(self) -> bool:
+        """Whether there are pairs for a verdict."""
+        return self.pairs >= LEAST_PAIRS or (self.dropped and self.clear)
 
     @property
-    def mark(self) -> str:
-        """The mark behind the ratio in tables: "" beyond noise, " ≈" within it, " ?" for too few pairs."""
-        return "" if self.beyond_noise else " ≈" if self.enough else " ?"
+    def judgement(self) -> Judgement:
+        """The verdict, by the rule of this module."""
+        if not self.enough:
+            return Judgement.NOT_MEASURED
+        if self.ratio.low > self.noise:
+            return Judgement.HIGHER
+        if self.ratio.high < 1 / self.noise:
+            return Judgement.LOWER
+        equal = self.ratio.low > 1 / EQUAL_WITHIN and self.ratio.high < EQUAL_WITHIN
+        return Judgement.EQUAL if equal else Judgement.UNDECIDED
 
     @property
     def higher(self) -> bool:
         """Whether the contender is higher, beyond noise."""
-        return self.enough and self.noise is not None and self.ratio.low > self.noise.factor
+        return self.judgement is Judgement.HIGHER
 
     @property
     def lower(self) -> bool:
         """Whether the contender is lower, beyond noise."""
-        return self.enough and self.noise is not None and self.ratio.high < 1 / self.noise.factor
+        return self.judgement is Judgement.LOWER
+
+    @property
+    def decided(self) -> bool:
+        """Whether the contender is higher, lower or equal."""
+        return self.judgement not in (Judgement.UNDECIDED, Judgement.NOT_MEASURED)
+
+    @property
+    def mark(self) -> str:
+        """The mark behind the ratio in tables: "" for a difference, " ≈" for equal, " ?" for undecided."""
+        return {Judgement.HIGHER: "", Judgement.LOWER: "", Judgement.EQUAL: " ≈"}.get(self.judgement, " ?")
+
+
+def noise_factor(control: Estimate) -> float:
+    """The noise that the A/A control shows, as a factor of at least 1."""
+    return max(1.0, control.high, 1 / control.low)
 
 
 def by_round(
@@ -220,11 +234,3 @@ def ratio_by_round(
     """The ratio of two series over the pairs of `by_round`; None without a pair."""
     numerators, denominators = by_round(above, below, value)
     return paired_ratio(numerators, denominators) if numerators else None
-
-
-def noise_by_round(
-    first: Mapping[_Round, _T], second: Mapping[_Round, _T], value: Callable[[_T], float]
-) -> Noise | None:
-    """The noise that both arms of an A/A control show; None without a pair."""
-    ratio = ratio_by_round(second, first, value)
-    return None if ratio is None else Noise(ratio)

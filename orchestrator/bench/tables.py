@@ -10,40 +10,42 @@ import csv
 import io
 from collections.abc import Iterable
 
-from orchestrator.bench.contention import CellReport, Comparison, ContentionReport, cell_texts
+from msgspec.structs import astuple
+
+from orchestrator.bench.contention import FIGURES, ContentionReport, cell_texts
 from orchestrator.bench.rows import device_text
-from orchestrator.bench.statistics import Estimate
+from orchestrator.bench.statistics import Estimate, noise_factor
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_ESTIMATES = ("throughput", "creation_rate", "seconds", "blocked_share", "run_delay_share", "overhead_share")
 _WORDS = ("device", "start", "mode")
-_FIGURES = ("n", "pipelines/s", "ratio", "blocked", "no CPU", "merge", "memory")
+_COLUMNS = (
+    *("device", "start", "workers", "mode", "n", "pipelines/s", "ratio"),
+    *("blocked", "no CPU", "merge", "memory"),
+)
 
 
 def csv_text(report: ContentionReport) -> str:
     """The cells of a benchmark as CSV (RFC 4180) with a header row."""
-    names = [f"{name}{end}" for name in _ESTIMATES for end in ("", "_low", "_high")]
-    heading = ["device", "start", "duplicates", "workers", "mode", "samples", *names]
-    heading += ["ratio", "ratio_low", "ratio_high", "beyond_noise", "noise", "merge_s", "peak_memory_bytes"]
+    heading = ["device", "start", "duplicates", "workers", "mode", "samples"]
+    heading += [f"{name}{end}" for name in (*FIGURES, "ratio") for end in ("", "_low", "_high")]
+    heading += ["judgement", "noise", "merge_s", "peak_memory_bytes"]
     target = io.StringIO()
     writer = csv.writer(target, lineterminator="\n")
     writer.writerow(heading)
-    for comparison, cell in _cells(report):
-        found = comparison.throughput.get(cell.cell.mode)
-        noise = "" if comparison.noise is None else comparison.noise.factor
-        row: list[object] = [*cell.cell, len(cell.samples)]
-        for name in _ESTIMATES:
-            row += _interval(getattr(cell, name))
-        row += [
-            *_interval(None if found is None else found.ratio),
-            "" if found is None else found.beyond_noise,
-            noise,
-        ]
-        row += [
-            cell.median(lambda each: each.merge_ns / 1e9),
-            cell.median(lambda each: each.peak_memory_bytes),
-        ]
-        writer.writerow([spreadsheet_safe(each) if isinstance(each, str) else each for each in row])
+    for group in report.comparisons:
+        for cell in report.cells_of(group):
+            found = group.throughput.get(cell.cell.mode)
+            row: list[object] = [*astuple(cell.cell), len(cell.samples)]
+            for name in FIGURES:
+                row += _interval(cell.figures[name])
+            row += [
+                *_interval(None if found is None else found.ratio),
+                "" if found is None else found.judgement,
+                "" if group.control is None else noise_factor(group.control),
+                cell.median(lambda each: each.merge_ns / 1e9),
+                cell.median(lambda each: each.peak_memory_bytes),
+            ]
+            writer.writerow([spreadsheet_safe(each) if isinstance(each, str) else each for each in row])
     return target.getvalue()
 
 
@@ -51,27 +53,19 @@ def markdown_text(report: ContentionReport) -> str:
     """The advice, the verdicts and the cells of a benchmark as Markdown."""
     lines = [*(f"**{_escaped(each)}**\n" for each in report.advice)]
     lines += [f"- {_escaped(each)}" for each in report.verdicts]
-    columns = ("device", "start", "workers", "mode", *_FIGURES)
-    lines += ["", _row(columns), _row(":--" if each in _WORDS else "--:" for each in columns)]
-    for comparison, cell in _cells(report):
-        key, texts = cell.cell, cell_texts(cell, comparison)
-        copies = f" ({key.duplicates:.0%} duplicates)" if key.duplicates else ""
-        texts |= {"device": _escaped(device_text(key.device)), "start": key.start + copies}
-        lines.append(_row(texts[each] for each in columns))
-    lines += [
-        "",
-        "Ratio: throughput over the baseline's, 95 % interval; ≈ within noise, ? too few samples.",
-        "",
-    ]
+    lines += ["", _row(_COLUMNS), _row(":--" if each in _WORDS else "--:" for each in _COLUMNS)]
+    for group in report.comparisons:
+        for cell in report.cells_of(group):
+            texts, key = cell_texts(cell, group), cell.cell
+            copies = f" ({key.duplicates:.0%} duplicates)" if key.duplicates else ""
+            texts |= {"device": _escaped(device_text(key.device)), "start": key.start + copies}
+            lines.append(_row(texts[each] for each in _COLUMNS))
+    legend = "Ratio: throughput over the baseline's, 95 % interval; ≈ equal within 5 %, ? undecided."
+    lines += ["", legend, ""]
     lines += [f"- failed: {_escaped(each.words)}" for each in report.failed]
     lines += [f"- note: {_escaped(each)}" for each in report.warnings]
     lines += [f"- {_escaped(each.place)}" for each in report.sample_of_devices]
     return "\n".join(lines) + "\n"
-
-
-def _cells(report: ContentionReport) -> Iterable[tuple[Comparison, CellReport]]:
-    by_conditions = {each.conditions: each for each in report.comparisons}
-    return [(by_conditions[each.cell.conditions], each) for each in report.cells]
 
 
 def _interval(estimate: Estimate | None) -> tuple[object, ...]:

@@ -10,18 +10,17 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from attrs import frozen
 from cyclopts import Parameter
-from rich.table import Table
 
 from orchestrator.cli.application import DEVICE_HELP, FIRST_DEVICE, POSITIVE, JsonFlag, SetNames, in_range
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.output import Output, OutputError, path_text, plural, seconds_text, styled, table
+from orchestrator.cli.output import Output, OutputError, path_text, styled
 from orchestrator.cli.values import (
     MOST_SAMPLES,
     MOST_WORKERS,
@@ -37,21 +36,13 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.process import interrupted_by_signals
 
 if TYPE_CHECKING:
-    from orchestrator.bench.contention import CellReport, Comparison, ContentionReport
+    from orchestrator.bench.contention import ContentionReport
     from orchestrator.bench.matrix import Matrix
-    from orchestrator.bench.rows import Arm
-    from orchestrator.bench.runner import BenchOutcome, BenchProgress
-    from orchestrator.bench.statistics import Difference
-    from orchestrator.cli.documents import BenchDocument
-    from orchestrator.cli.progress_bar import MeasurementBar
+    from orchestrator.bench.runner import BenchOutcome
 
 _T = TypeVar("_T")
 
 _TABLE, _TEXT, _PAGE = "report.csv", "report.md", "report.html"
-_COLUMNS = (
-    *("mode", "n", "pipelines/s", "ratio", "effic."),
-    *("blocked", "no CPU", "CPU", "merge", "dupl.", "memory"),
-)
 
 
 @frozen(kw_only=True)
@@ -167,6 +158,7 @@ def bench_verb(
         orchestrator bench game.foz -d nvidia --duplicates 0,0.5 -o results
     """
     from orchestrator.bench.runner import RESULTS, run_bench
+    from orchestrator.cli.measured import bench_document, report_of, show_bench, show_progress
     from orchestrator.cli.progress_bar import MeasurementBar
     from orchestrator.stores.files.atomic_file import SaveError
     from orchestrator.stores.files.writer_lock import lock_path
@@ -225,7 +217,7 @@ def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Pa
     write_document(out / _TEXT, markdown_text(report).encode())
     timelines = timelines_of(out, [each.cell for each in report.cells])
     if trace is not None:
-        write_beside("--trace", trace, join_traces(list(timelines.values())))
+        write_beside("--trace", trace, join_traces(timelines.values()))
     try:
         text = html_report(report, timelines)
     except ReportError:
@@ -239,189 +231,3 @@ def _exit_code(outcome: BenchOutcome, *, damaged: bool) -> ExitCode:
     if outcome.stopped == "interrupted":
         return ExitCode.INTERRUPTED
     return ExitCode.PIPELINES_FAILED if outcome.failed or damaged else ExitCode.OK
-
-
-def report_of(outcome: BenchOutcome) -> ContentionReport | None:
-    """The statistics of the samples so far; None before the first round."""
-    from orchestrator.bench.contention import contention_report
-    from orchestrator.bench.rows import counted_samples
-
-    return contention_report(outcome.rows) if counted_samples(outcome.rows) else None
-
-
-def bench_document(
-    outcome: BenchOutcome, report: ContentionReport | None, page: Path | None
-) -> BenchDocument:
-    """The JSON document of a benchmark."""
-    from orchestrator.cli.documents import BenchCell, BenchDocument, BenchGroup, FailedCell, RatioRecord
-
-    def cell(of: CellReport) -> BenchCell:
-        medians: dict[str, Any] = {
-            "open_s": of.median(lambda each: each.open_ns / 1e9),
-            "merge_s": of.median(lambda each: each.merge_ns / 1e9),
-            "read_back_s": of.median(lambda each: each.read_back_ns / 1e9),
-            "barrier_wait_s": of.median(lambda each: each.barrier_wait_ns / 1e9),
-            "duplicate_keys": of.median(lambda each: each.duplicate_keys),
-            "duplicate_s": of.median(lambda each: each.duplicate_ns / 1e9),
-            "peak_memory_bytes": of.median(lambda each: each.peak_memory_bytes),
-        }
-        names = [each for each in BenchCell.__struct_fields__ if hasattr(of, each)]
-        figures: dict[str, Any] = {name: getattr(of, name) for name in names}
-        return BenchCell(**of.cell._asdict(), **(figures | medians | {"samples": len(of.samples)}))
-
-    def ratio(difference: Difference) -> RatioRecord:
-        return RatioRecord.of(difference, paired=True)
-
-    def group(of: Comparison) -> BenchGroup:
-        return BenchGroup(
-            **of.conditions._asdict(),
-            baseline=of.baseline,
-            noise=None if of.noise is None else of.noise.factor,
-            throughput_ratios={mode: ratio(each) for mode, each in of.throughput.items()},
-            creation_rate_ratios={mode: ratio(each) for mode, each in of.creation_rate.items()},
-            locking=None if of.locking is None else ratio(of.locking),
-        )
-
-    return BenchDocument(
-        results=path_text(outcome.path),
-        samples=outcome.done,
-        planned=outcome.total,
-        resumed=outcome.resumed,
-        stopped=outcome.stopped or None,
-        failed=tuple(map(FailedCell.of, outcome.failed)),
-        cells=() if report is None else tuple(map(cell, report.cells)),
-        groups=() if report is None else tuple(map(group, report.comparisons)),
-        advice=() if report is None else report.advice,
-        verdicts=() if report is None else report.verdicts,
-        warnings=() if report is None else report.warnings,
-        report=None if page is None else path_text(page),
-    )
-
-
-def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport | None) -> None:
-    """Print the report."""
-    from orchestrator.bench.statistics import LEAST_PAIRS
-
-    resumed = f", {outcome.resumed:,} of them from earlier runs" if outcome.resumed else ""
-    output.line(
-        f"{outcome.done:,} of {plural(outcome.total, 'sample')}{resumed} in ", path_text(outcome.path)
-    )
-    if report is not None:
-        _show_environment(output, report)
-        for group in report.comparisons:
-            _show_group(output, report, group)
-        output.line("")
-        legend = (
-            "n: samples. pipelines/s: in one pass over the set, keys and merge included. ratio: that over "
-            f"the baseline's, pair by pair; ≈: within noise, ?: fewer than {LEAST_PAIRS} pairs. effic.: "
-            "throughput per worker against one worker. blocked: asleep in the driver. no CPU: waiting for a "
-            "processor. CPU: CPU time per pipeline against one worker."
-        )
-        output.line(styled(legend, "dim"))
-        for sentence in report.advice:
-            output.line(styled(sentence, "head"))
-        for verdict in report.verdicts:
-            output.line(styled(verdict, "head"))
-        for warning in report.warnings:
-            output.line(styled("note: ", "warn"), warning)
-    for each in outcome.failed:
-        output.line(styled("† failed: ", "bad"), each.words)
-    if outcome.stopped:
-        output.line(styled(f"ended early: {outcome.stopped}", "warn"), "; the same command resumes")
-
-
-ORDER_WORDS = {"cost": "by estimated cost, as in compile", "given": "as in the set"}
-
-
-def _show_environment(output: Output, report: ContentionReport) -> None:
-    for where in (each.environment for each in report.sample_of_devices):
-        output.line(
-            f"{where.device_name}, {where.driver_name} {where.driver_info}; {plural(where.cores, 'core')} "
-            f"of {where.processor}; Python {where.python}, orchestrator {where.orchestrator}"
-        )
-        output.line(styled(f"driver's own caches {where.driver_caches}", "dim"))
-        for each in where.opened_as:
-            output.line(styled(f"device opened as: {each}", "dim"))
-    for order in sorted({sample.order for cell in report.cells for sample in cell.samples}):
-        output.line(styled(f"order of pipelines: {ORDER_WORDS.get(order, order)}", "dim"))
-
-
-def _show_group(output: Output, report: ContentionReport, group: Comparison) -> None:
-    from orchestrator.bench.rows import device_text
-
-    key = group.conditions
-    cells = [each for each in report.cells if each.cell.conditions == key]
-    failed = {each.arm for each in report.failed if each.cell.conditions == key}
-    first = cells[0].samples[0]
-    passes = f", the set {first.passes} times" if first.passes > 1 else ""
-    output.line("")
-    output.line(
-        styled(
-            f"{device_text(key.device)}, {key.start}, {plural(key.workers, 'worker')}{key.copies}: "
-            f"{first.pipelines:,} pipelines{passes}, {_noise_text(group, failed)}",
-            "head",
-        )
-    )
-    lost = {each.cell for each in failed if not each.control}
-    rows = [_row(each, group, failed=each.cell in lost) for each in cells]
-    measured = {each.cell for each in cells}
-    rows += [{"mode": cell.mode, "n": "0 †"} for cell in sorted(lost - measured)]
-    figures = [each for each in _COLUMNS if each != "dupl." or key.duplicates]
-    made = matrix_table(*figures)
-    for row in rows:
-        made.add_row(*(row.get(each, "") for each in figures))
-    output.show(made)
-
-
-def _noise_text(group: Comparison, failed: Collection[Arm]) -> str:
-    from orchestrator.bench.contention import noise_text
-    from orchestrator.bench.statistics import LEAST_PAIRS
-
-    words = noise_text(group.noise)
-    if group.noise is None:
-        return f"{words}: it failed" if any(each.control for each in failed) else words
-    count = group.noise.control.count
-    return f"{words} ({plural(count, 'pair')})" if count < LEAST_PAIRS else words
-
-
-def matrix_table(*columns: str) -> Table:
-    """A narrow table without line breaks, whose first column is the mode and all others are figures."""
-    made = table(*columns, numbers=range(1, len(columns)))
-    made.padding = (0, 0, 0, 1)
-    for column in made.columns:
-        column.no_wrap = True
-    return made
-
-
-def _row(cell: CellReport, group: Comparison, *, failed: bool) -> dict[str, str]:
-    from orchestrator.bench.contention import cell_texts
-
-    texts = cell_texts(cell, group)
-    return texts | {
-        "n": texts["n"] + (" †" if failed else ""),
-        "effic.": texts["efficiency"],
-        "merge": seconds_text(cell.median(lambda each: each.merge_ns / 1e9)),
-        "dupl.": f"{cell.median(lambda each: each.duplicate_keys):,.0f}",
-    }
-
-
-def show_progress(bar: MeasurementBar, progress: BenchProgress) -> None:
-    """Show the sample that begins."""
-    round_text = "warm-up" if progress.round < 0 else f"round {progress.round + 1}"
-    bar.step(f"{round_text}: {progress.now}", progress.done, progress.total, eta_text(progress))
-
-
-def eta_text(progress: BenchProgress) -> str:
-    """The estimated time to go, and the number of samples without an estimate."""
-    eta, left = progress.eta, progress.left_s
-    if not eta.seconds:
-        text = "time to go not known yet"
-    elif eta.unknown:
-        text = (
-            f"more than {seconds_text(eta.seconds)} to go: {plural(eta.unknown, 'sample')} of unknown length"
-        )
-    else:
-        text = f"{seconds_text(eta.seconds)} to go"
-    if left is not None and (eta.unknown or left < eta.seconds):
-        text += f", {seconds_text(max(0.0, left))} until the time limit"
-    return text

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from orchestrator.cli.application import JsonFlag
-from orchestrator.cli.bench import matrix_table
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.output import Output, Style, display, path_text, plural, seconds_text, styled
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.table import Table
-
-    from orchestrator.bench.compare import CellChange, ChangeReport
-    from orchestrator.bench.rows import Conditions
-    from orchestrator.cli.documents import CompareDocument
+from orchestrator.cli.output import Output, display, path_text, styled
 
 
 def compare_verb(
@@ -55,8 +45,9 @@ def compare_verb(
         fail_on: What causes exit code 1: a slower cell or more refused pipelines; also an undecided cell, one
             that failed or is missing, or more skipped pipelines; any difference; or nothing.
     """
-    from orchestrator.bench.compare import compare_samples
+    from orchestrator.bench.compare import ChangeReport, compare_samples
     from orchestrator.bench.rows import read_rows
+    from orchestrator.cli.measured import compare_document, show_changes
 
     if not 0 <= threshold < math.inf:
         raise UsageError(f"--threshold {threshold}: a share of 0 or more is expected", "such as 0.05 for 5 %")
@@ -69,11 +60,11 @@ def compare_verb(
             reports.append((path, compare_samples(first, read_rows(_results(path)), devices)))
         except ValueError as error:
             raise UsageError(f"{before}, {path}: {error}") from error
-    output.document(lambda: _document(before, reports, threshold))
+    output.document(lambda: compare_document(before, reports, threshold))
     for path, report in reports:
         if len(reports) > 1:
             output.line(styled(f"{path_text(before)} -> {path_text(path)}", "head"))
-        _show(output, report, threshold)
+        show_changes(output, report, threshold)
     # A run that refuses pipelines lacks the time of their compiles, so it is not known to be as fast.
     slower = any(report.slower(threshold) or report.refused_added > 0 for _, report in reports)
     worse = slower or not all(report.is_complete for _, report in reports)
@@ -103,106 +94,3 @@ def _results(path: Path) -> Path:
     from orchestrator.bench.runner import RESULTS
 
     return path / RESULTS if path.is_dir() else path
-
-
-def _document(
-    before: Path, reports: Sequence[tuple[Path, ChangeReport]], threshold: float
-) -> CompareDocument:
-    from orchestrator.cli.documents import (
-        CellName,
-        ChangedCell,
-        ComparedFile,
-        CompareDocument,
-        FailedCell,
-        RatioRecord,
-    )
-
-    def changed(change: CellChange) -> ChangedCell:
-        return ChangedCell(
-            **change.after._asdict(),
-            device_before=change.before.device,
-            seconds_before=change.seconds_before,
-            seconds_after=change.seconds_after,
-            noise=None if change.time.noise is None else change.time.noise.factor,
-            time=RatioRecord.of(change.time, paired=False),
-            cpu=RatioRecord.of(change.cpu, paired=False),
-            memory=RatioRecord.of(change.memory, paired=False),
-        )
-
-    files = tuple(
-        ComparedFile(
-            path=path,
-            summary=report.summary(threshold),
-            pipelines_added=report.pipelines_added,
-            slower=len(report.slower(threshold)),
-            faster=len(report.faster(threshold)),
-            undecided=len(report.undecided),
-            refused_added=report.refused_added,
-            skipped_added=report.skipped_added,
-            cells=tuple(map(changed, report.changes)),
-            only_before=tuple(CellName(**each._asdict()) for each in report.only_before),
-            only_after=tuple(CellName(**each._asdict()) for each in report.only_after),
-            failed=tuple(map(FailedCell.of, report.failed)),
-            differences=tuple(report.differences),
-        )
-        for path, report in reports
-    )
-    return CompareDocument(before=before, files=files)
-
-
-def _show(output: Output, report: ChangeReport, threshold: float) -> None:
-    from orchestrator.bench.rows import Arm
-    from orchestrator.bench.statistics import LEAST_PAIRS
-
-    for difference in report.differences:
-        output.line(difference)
-    groups: dict[tuple[str, Conditions], list[CellChange]] = {}
-    for change in report.changes:
-        groups.setdefault((change.before.device, change.after.conditions), []).append(change)
-    for (_, group), changes in groups.items():
-        output.line("")
-        output.line(styled(_heading(group, changes), "head"))
-        output.show(_table(report, changes, threshold))
-    output.line("")
-    output.line(
-        styled(
-            "time: one pass over the set, keys and merge included, after / before. ≈: within noise, ?: fewer "
-            f"than {LEAST_PAIRS} samples, no A/A control, or memory of runs with other numbers of passes.",
-            "dim",
-        )
-    )
-    for words, cells in (("only before", report.only_before), ("only after", report.only_after)):
-        for cell in cells:
-            output.line(f"{words}: {Arm(cell, False).words}")
-    for each in report.failed:
-        output.line(styled("failed after: ", "bad"), each.words)
-    output.line(styled(report.summary(threshold), "head"))
-
-
-def _heading(group: Conditions, changes: Sequence[CellChange]) -> str:
-    from orchestrator.bench.contention import noise_text
-    from orchestrator.bench.rows import device_text
-
-    before, after = device_text(changes[0].before.device), device_text(group.device)
-    device = after if before == after else f"{before} -> {after}"
-    control = noise_text(changes[0].time.noise)
-    return f"{device}, {group.start}, {plural(group.workers, 'worker')}{group.copies}; {control}"
-
-
-def _table(report: ChangeReport, changes: Sequence[CellChange], threshold: float) -> Table:
-    from orchestrator.bench.contention import ratio_text
-
-    made = matrix_table("mode", "before", "after", "time", "CPU", "memory")
-    slower, faster = report.slower(threshold), report.faster(threshold)
-    for change in changes:
-        texts = (
-            change.after.mode,
-            seconds_text(change.seconds_before),
-            seconds_text(change.seconds_after),
-            ratio_text(change.time.ratio) + change.time.mark,
-            f"{change.cpu.ratio.median:.2f}×{change.cpu.mark}",
-            f"{change.memory.ratio.median:.2f}×{change.memory.mark}",
-        )
-        style: Style = "bad" if change in slower else "good" if change in faster else "dim"
-        made.add_row(*(styled(text, style) for text in texts))
-    return made

@@ -17,7 +17,7 @@ from attrs import asdict
 from msgspec import UNSET, UnsetType
 
 from orchestrator.bench.rows import FailedSample, Start
-from orchestrator.bench.statistics import Difference, Estimate
+from orchestrator.bench.statistics import Difference, Estimate, Judgement
 from orchestrator.devices.device import CacheMode, DeviceFeatures
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.listing import DeadDriver
@@ -946,30 +946,21 @@ class RatioRecord(Record, frozen=True, kw_only=True):
         median: Median.
         low: Lower end of its interval.
         high: Upper end.
-        count: Number of values.
-        beyond_noise: Whether the ratio differs from 1 by more than the noise.
-        enough: Whether the samples and the control suffice to say so; if not, nothing is decided.
-        pairs: Number of pairs of samples; not there for unpaired samples.
+        count: Number of values, or of pairs.
+        judgement: "higher" or "lower" if it differs from 1 by more than the noise, "equal" within 5 %,
+            "undecided", or "not measured" if samples or control do not suffice.
     """
 
     median: float
     low: float
     high: float
     count: int
-    beyond_noise: bool
-    enough: bool
-    pairs: int | UnsetType = UNSET
+    judgement: Judgement
 
     @classmethod
-    def of(cls, difference: Difference, *, paired: bool) -> Self:
+    def of(cls, difference: Difference) -> Self:
         """The record of a difference."""
-        pairs = difference.pairs if paired else UNSET
-        return cls(
-            **asdict(difference.ratio),
-            beyond_noise=difference.beyond_noise,
-            enough=difference.enough,
-            pairs=pairs,
-        )
+        return cls(**asdict(difference.ratio), judgement=difference.judgement)
 
 
 class CellConditions(Record, frozen=True, kw_only=True):
@@ -1014,7 +1005,7 @@ class FailedCell(CellName, frozen=True, kw_only=True):
     @classmethod
     def of(cls, failed: FailedSample) -> Self:
         """The record of a failure."""
-        return cls(**failed.cell._asdict(), control=failed.control, round=failed.round, reason=failed.reason)
+        return cls(**{name: getattr(failed, name) for name in cls.__struct_fields__})
 
 
 class BenchCell(CellName, frozen=True, kw_only=True):
@@ -1025,7 +1016,8 @@ class BenchCell(CellName, frozen=True, kw_only=True):
         throughput: Pipelines per second of one pass over the set, keys and merge included.
         creation_rate: Pipelines per second up to the barrier, over all passes.
         seconds: From the first job to the end of the merge.
-        blocked_share: Share of the driver's time in which threads slept.
+        blocked_share: Share of the calls' time in which threads slept, at least: in the driver's own time.
+        asleep_share: The same, at most: in the whole call.
         run_delay_share: Share of the calls' time in which threads waited for a processor.
         overhead_share: Share of the calls' time outside the driver.
         efficiency: Throughput per worker against one worker; null if one worker was not measured.
@@ -1044,6 +1036,7 @@ class BenchCell(CellName, frozen=True, kw_only=True):
     creation_rate: Estimate
     seconds: Estimate
     blocked_share: Estimate
+    asleep_share: Estimate
     run_delay_share: Estimate
     overhead_share: Estimate
     efficiency: Estimate | None
@@ -1076,7 +1069,7 @@ class BenchGroup(CellConditions, frozen=True, kw_only=True):
 
 
 class BenchDocument(Document, frozen=True, kw_only=True):
-    """`bench --json`.
+    """`bench --json`. In version 1 ratios had other verdicts, and `blocked_share` was of the driver's time.
 
     Attributes:
         results: The file of all samples.
@@ -1093,6 +1086,7 @@ class BenchDocument(Document, frozen=True, kw_only=True):
         report: The page, or null.
     """
 
+    version: int = 2
     results: str
     samples: int
     planned: int
@@ -1138,7 +1132,7 @@ class ComparedFile(Record, frozen=True, kw_only=True):
         pipelines_added: Increase of the number of pipelines; null if a file has several sets.
         slower: Number of cells that are slower beyond noise and threshold.
         faster: Number of cells that are faster beyond them.
-        undecided: Number of cells without a verdict.
+        undecided: Number of cells without a verdict, or whose intervals are too wide for one.
         refused_added: Largest increase of the number of pipelines that the driver refuses, over the cells.
         skipped_added: Largest increase of the number of pipelines that are skipped, over the cells.
         cells: The cells that both have.
@@ -1164,14 +1158,14 @@ class ComparedFile(Record, frozen=True, kw_only=True):
 
 
 class CompareDocument(Document, frozen=True, kw_only=True):
-    """`compare --json`. Version 1 compared two files and had no version.
+    """`compare --json`. Version 1 compared two files, in version 2 ratios had other verdicts.
 
     Attributes:
         before: The file to compare with.
         files: The other files.
     """
 
-    version: int = 2
+    version: int = 3
     before: Path
     files: tuple[ComparedFile, ...]
 

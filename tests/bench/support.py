@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.bench.jobs import Filled, SampleJob
-from orchestrator.bench.rows import Environment, FailedSample, Latencies, Sample, Start, turn_of
+from orchestrator.bench.rows import Environment, FailedSample, Latencies, Sample, Start, Turn, fields_of
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import simulated_identity
 
@@ -67,9 +67,7 @@ _DEFAULTS = Sample(
     barrier_wait_ns=0,
     duplicate_keys=0,
     duplicate_ns=0,
-    source_bytes=0,
     primary_bytes=0,
-    memory_before_bytes=50_000_000,
     peak_memory_bytes=100_000_000,
     compiled_latency=Latencies(),
     hit_latency=Latencies(),
@@ -84,19 +82,18 @@ def sample(**figures: Any) -> Sample:
 
 def sample_of(job: SampleJob, **figures: Any) -> Sample:
     """The sample that a job asks for."""
-    return sample(**turn_of(job), batch=job.batch, passes=job.passes, **figures)
+    return sample(**fields_of(Turn, job), batch=job.batch, passes=job.passes, **figures)
 
 
 def failure(**changes: Any) -> FailedSample:
     """A failed sample instead of the one without figures."""
-    return FailedSample(**{**turn_of(_DEFAULTS), "reason": "it broke", **changes})
+    return FailedSample(**{**fields_of(Turn, _DEFAULTS), "reason": "it broke", **changes})
 
 
 def filled(**changes: Any) -> Filled:
     """A filled cache of the simulated device, on the machine of the samples."""
-    machine = {name: getattr(ENVIRONMENT, name) for name in ("cores", "processor", "python", "orchestrator")}
-    told = {"set_name": "set", "set_hash": "0" * 16, "identity": simulated_identity(), "pipelines": 1000}
-    return Filled(**{**told, **machine, **changes})
+    usual = {"set_name": "set", "set_hash": "0" * 16, "identity": simulated_identity(), "pipelines": 1000}
+    return Filled(**{**usual, "environment": SIMULATED, **changes})
 
 
 def series(walls_s: Iterable[float], **figures: Any) -> list[Sample]:

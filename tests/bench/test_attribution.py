@@ -136,9 +136,10 @@ def test_modelled_waits_are_recovered(strategy: LockingStrategy, workers: int, c
     )
     (cell,) = contention_report([row]).cells
     assert row.blocked_ns == pytest.approx(truth, rel=TOLERANCE)
-    assert cell.blocked_share.median == pytest.approx(truth / timing.driver_ns, rel=TOLERANCE)
+    assert cell.figures["blocked_share"].median == pytest.approx(truth / timing.driver_ns, rel=TOLERANCE)
     if strategy in SERIAL and workers > 1:
-        assert cell.blocked_share.median > 0.9 * (1 - 1 / workers)
+        assert cell.figures["blocked_share"].median > 0.9 * (1 - 1 / workers)
+    assert row.asleep_share >= row.blocked_share
     if strategy is LockingStrategy.NONE:
         assert row.blocked_ns == 0
         assert (row.run_delay_share > 0.1) == (workers > cores)  # busy, and said to be just that

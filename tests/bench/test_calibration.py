@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from orchestrator.bench.calibration import (
+from orchestrator.bench.findings import (
     ProbeResult,
     choose,
     choose_batch,
@@ -90,6 +90,7 @@ def test_differences_beyond_noise_are_named_with_their_direction() -> None:
     assert first.noise is not None
     assert 1.0 <= first.noise < 1.03
     assert first.pairs == 7
+    assert first.words.startswith("shared cache, cold: slower than a cache for each of 2 workers, merged")
     assert "x2.0" in first.words
     assert "noise is up to" in first.words
 
@@ -135,6 +136,8 @@ def test_warm_ups_and_other_temperatures_do_not_count() -> None:
         ({A: 1.5, B: 2.0, ONE: 1.0, (CacheMode.PER_WORKER, 1): 1.0}, QUIET, CacheMode.SHARED, 1),
         # Nothing can be told: as without a calibration.
         ({A: 1.1, B: 1.0, ONE: 1.2, (CacheMode.PER_WORKER, 1): 1.1}, NOISY, CacheMode.PER_WORKER, 2),
+        # Nearly as fast is not equal within 5 %, and so undecided.
+        ({A: 1.0, B: 1.06, ONE: 1.0, (CacheMode.PER_WORKER, 1): 1.0}, QUIET, CacheMode.SHARED, 1),
         # Two levels are the best of three.
         ({A: 2.0, B: 1.5, (CacheMode.TWO_LEVEL, 2): 1.0, ONE: 3.0}, QUIET, CacheMode.TWO_LEVEL, 2),
     ],

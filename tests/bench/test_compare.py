@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from orchestrator.bench.compare import compare_samples
-from orchestrator.bench.rows import FailedSample, Sample, turn_of
+from orchestrator.bench.rows import FailedSample, Sample, Turn, fields_of
 from tests.bench.support import ENVIRONMENT, series
 
 WALLS = [10.0, 10.2, 9.9, 10.1, 9.8, 10.0, 10.1]
@@ -26,17 +26,17 @@ def results(factor: float = 1.0, **figures: object) -> list[Sample]:
 def test_noise_is_no_change() -> None:
     report = compare_samples(results(), results(1.005))
     assert (report.slower(), report.faster()) == ((), ())
-    assert report.summary() == "no difference beyond noise in 1 cells"
+    assert report.summary() == "of 1 cell 1 the same"
 
 
 def test_from_few_samples_nothing_is_told_and_that_is_said() -> None:
     few = [each for each in results(9.0) if each.round < 4]
     report = compare_samples(results(), few)
     assert (report.slower(), len(report.undecided)) == ((), 1)
-    assert report.summary() == ("no verdict; 1 of 1 cells have fewer than 5 samples or control pairs")
+    assert report.summary() == "of 1 cell 1 undecided"
     more = [*results(), *results(start="warm")]
     report = compare_samples(more, [*few, *results(start="warm")])
-    assert report.summary().startswith("no difference beyond noise in 1 cells; 1 of 2 cells have fewer")
+    assert report.summary() == "of 2 cells 1 undecided, 1 the same"
 
 
 def test_each_figure_is_held_against_its_own_noise() -> None:
@@ -46,16 +46,15 @@ def test_each_figure_is_held_against_its_own_noise() -> None:
     ]
     lean = [msgspec.structs.replace(each, peak_memory_bytes=50_000_000) for each in shaken]
     (change,) = compare_samples(shaken, lean).changes
-    assert change.time.noise is not None
-    assert change.time.noise.factor > 2
-    assert not change.time.beyond_noise
+    assert change.time.noise > 2
+    assert change.memory.noise == 1
     assert change.memory.lower  # the control's memory is steady, whatever its time is
 
 
 def test_slower_and_faster_are_found_and_a_threshold_counts() -> None:
     report = compare_samples(results(), results(1.3))
     (change,) = report.slower()
-    assert change.added_s == pytest.approx(3.0)
+    assert change.seconds_after - change.seconds_before == pytest.approx(3.0)
     assert change.time.ratio.median == pytest.approx(1.3)
     assert report.slower(0.5) == ()
     assert len(compare_samples(results(1.3), results()).faster()) == 1
@@ -73,7 +72,7 @@ def test_a_build_that_adds_pipelines_is_told_in_one_sentence() -> None:
     report = compare_samples(results(), after)
     assert report.pipelines_added == 312
     assert report.summary().startswith(
-        "adds 312 pipelines, +41 s cold (shared, 4 workers); 1 of 1 cells slower"
+        "adds 312 pipelines, +41 s cold (shared, 4 workers); of 1 cell 1 slower"
     )
     assert any(each.startswith("hash of the set") for each in report.differences)
 
@@ -114,7 +113,7 @@ def test_memory_of_runs_that_repeat_the_set_differently_is_not_judged() -> None:
     """A run keeps what it creates: three times the passes need more memory, whatever the driver does."""
     more = results(3.0, passes=3, peak_memory_bytes=200_000_000)
     report = compare_samples(results(passes=1), more)
-    assert not report.changes[0].memory.beyond_noise
+    assert not report.changes[0].memory.decided
     assert report.differences == ("passes over the set in a run: 1 -> 3",)
     assert compare_samples(results(3.0, passes=3), more).changes[0].memory.higher
 
@@ -133,7 +132,7 @@ def test_controls_of_different_baselines_are_none() -> None:
     private = [msgspec.structs.replace(each, mode="per-worker") for each in results() if each.round > 2]
     mixed = [*private, *(each for each in results() if each.round <= 2)]
     (change, *_) = compare_samples(mixed, mixed).changes
-    assert change.time.noise is None
+    assert change.time.control is None
 
 
 def test_without_controls_nothing_is_called_a_change() -> None:
@@ -153,7 +152,7 @@ def test_a_control_of_one_pair_is_too_short_also_beside_a_long_one() -> None:
 
 def failures(rows: list[Sample]) -> list[FailedSample]:
     """The same samples, had they failed."""
-    return [FailedSample(**turn_of(each), reason="it crashed") for each in rows]
+    return [FailedSample(**fields_of(Turn, each), reason="it crashed") for each in rows]
 
 
 def test_what_fails_or_is_missing_is_told() -> None:
@@ -185,7 +184,7 @@ def test_pipelines_that_are_refused_pass_for_no_gain() -> None:
     report = compare_samples(results(), half)
     assert "pipelines refused in a pass: 0 -> 500" in report.differences
     assert report.summary().endswith(
-        "slower beyond noise, 1 faster; the driver refuses 500 pipelines more, whose time is missing"
+        "of 1 cell 1 faster; the driver refuses 500 pipelines more, whose time is missing"
     )
     assert not report.is_complete
     assert compare_samples(half, results()).is_complete
@@ -195,6 +194,38 @@ def test_pipelines_that_are_refused_pass_for_no_gain() -> None:
 def test_pipelines_that_a_device_lacks_features_for_are_told() -> None:
     report = compare_samples(results(), results(0.5, skipped=160, pipelines=840, created=840))
     assert report.differences == ("pipelines skipped: 0 -> 160",)
-    assert report.summary().endswith("1 faster; 160 pipelines more skipped, whose time is missing")
+    assert report.summary().endswith("of 1 cell 1 faster; 160 pipelines more skipped, whose time is missing")
     assert (report.is_complete, report.skipped_added) == (False, 160)
     assert compare_samples(results(skipped=160), results()).is_complete
+
+
+def test_time_needs_equal_waits_for_a_processor_and_cpu_time_decides_without() -> None:
+    """The same build beside another load: more than twice as long, and no more work."""
+    busy = results(2.3, run_delay_ns=600_000_000)
+    report = compare_samples(results(), busy)
+    assert (report.slower(), report.undecided) == ((), ())
+    assert "time without a processor: 0% -> 60%" in report.differences
+    (change,) = compare_samples(
+        results(), results(2.3, run_delay_ns=600_000_000, cpu_ns=1_300_000_000)
+    ).slower()
+    assert change.decisive is change.cpu
+
+
+def test_many_cells_are_many_chances() -> None:
+    """An interval that one cell alone would call slower is too narrow for one of forty."""
+    shaken = [1.0, 1.02, 1.05, 0.99, 1.04, 1.03, 1.01]
+
+    def cells(count: int, factor: float) -> list[Sample]:
+        rows = []
+        for workers in range(1, count + 1):
+            walls = [each * (factor if workers == 1 else 1.0) for each in shaken]
+            rows += series(walls, workers=workers, cpu_ns=0) + series(
+                [1.0] * 7, workers=workers, control=True
+            )
+        return rows
+
+    alone, many = (
+        compare_samples(cells(count, 1.0), cells(count, 1.035)).changes[0].time.ratio for count in (1, 40)
+    )
+    assert many.low < alone.low
+    assert many.high > alone.high

@@ -6,10 +6,10 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from attrs import asdict
 
-from orchestrator.bench.racing import fallen_behind
 from orchestrator.bench.rows import Sample, Start
-from orchestrator.bench.sample_table import Contender, SampleTable
+from orchestrator.bench.sample_table import Contender, SampleTable, fallen_behind
 from orchestrator.devices.device import CacheMode
 from tests.bench.recorded_noise import WALLS_US
 from tests.bench.support import sample
@@ -36,9 +36,7 @@ def raced(noise: Sequence[int], factor: float, random: random.Random) -> tuple[b
         arms = [(each, False) for each in (BASELINE, *OTHERS) if each not in behind]
         for contender, control in (*arms, (BASELINE, True)):
             took = random.choice(noise) * (factor if contender is slow else 1.0)
-            rows.append(
-                sample(**contender._asdict(), control=control, round=number, wall_ns=round(took * 1e6))
-            )
+            rows.append(sample(**asdict(contender), control=control, round=number, wall_ns=round(took * 1e6)))
     table = SampleTable(rows)
     return wrong, slow in fallen_behind(table, [BASELINE, *OTHERS]), len(table.of(slow))
 
@@ -68,7 +66,7 @@ def test_where_one_thing_takes_from_40_to_215_ms_hardly_anything_is_said_to_be_b
 def test_the_baseline_and_what_was_not_measured_are_never_behind() -> None:
     assert fallen_behind(SampleTable([]), [BASELINE, *OTHERS]) == {}
     rows = [
-        sample(**each._asdict(), control=control, round=number, wall_ns=took * 10**9)
+        sample(**asdict(each), control=control, round=number, wall_ns=took * 10**9)
         for number in range(5)
         for each, control, took in ((BASELINE, False, 50), (BASELINE, True, 50), (OTHERS[0], False, 1))
     ]
@@ -77,7 +75,7 @@ def test_the_baseline_and_what_was_not_measured_are_never_behind() -> None:
 
 def test_without_a_control_nothing_is_behind() -> None:
     rows = [
-        sample(**each._asdict(), control=False, round=number, wall_ns=took * 10**9)
+        sample(**asdict(each), control=False, round=number, wall_ns=took * 10**9)
         for number in range(5)
         for each, took in ((BASELINE, 1), (OTHERS[0], 50))
     ]

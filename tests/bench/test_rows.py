@@ -14,13 +14,13 @@ import pytest
 
 from orchestrator.bench.rows import (
     QUANTILES,
-    Arm,
     FailedSample,
     Latencies,
     Row,
     RowsError,
     RowWriter,
     Start,
+    arm_text,
     counted_samples,
     read_rows,
 )
@@ -63,8 +63,8 @@ def test_a_failure_names_its_leg_also_where_it_was_written_before_legs_were(tmp_
     assert b'"control":true' in path.read_bytes()
     (row,) = read_rows(path)
     assert isinstance(row, FailedSample)
-    assert row.arm == Arm(FAILED.cell, True)
-    assert row.arm.words == "test, cold, 2 workers, shared (control)"
+    assert (row.cell, row.control) == (FAILED.cell, True)
+    assert arm_text(row) == "test, cold, 2 workers, shared (control)"
     path.write_bytes(path.read_bytes().replace(b',"control":true', b""))
     assert read_rows(path) == [FAILED]
 
@@ -169,10 +169,11 @@ def test_derived_figures() -> None:
     assert warm.once_s == pytest.approx(0.01 + 0.02 + 0.07)  # a user's run merges after each pass
     assert warm.throughput == pytest.approx(1000 / 0.1)
     assert warm.creation_rate == pytest.approx(50_000)
-    assert row.blocked_share == pytest.approx(1 / 6)
+    assert row.blocked_share == pytest.approx(2 / 15)
+    assert row.asleep_share == pytest.approx(5 / 15)
     assert row.run_delay_share == pytest.approx(0.2)
     assert row.cpu_per_pipeline_ns == pytest.approx(700_000)
-    assert row.binding_overhead_ns == 300_000_000
+    assert row.overhead_share == pytest.approx(0.2)
     nothing = sample(created=0, wall_ns=0, driver_ns=0, call_ns=0)
     assert nothing.throughput == nothing.blocked_share == nothing.run_delay_share == 0.0
     assert nothing.cpu_per_pipeline_ns == 0.0

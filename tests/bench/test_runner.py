@@ -8,7 +8,6 @@ process is the point.
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -20,18 +19,27 @@ import pytest
 from attrs import evolve
 
 from orchestrator.bench.calibration import calibrate
-from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Refused, SampleJob, run_in_process
-from orchestrator.bench.matrix import Matrix
-from orchestrator.bench.rows import Arm, FailedSample, Sample, Start, counted_samples, failed_arms, read_rows
-from orchestrator.bench.runner import (
-    RESULTS,
-    WARM_PIPELINES_MOST,
+from orchestrator.bench.jobs import (
+    Answer,
     BenchError,
-    BenchProgress,
-    passes_for,
-    run_bench,
-    timelines_of,
+    Filled,
+    FillJob,
+    Job,
+    Refused,
+    SampleJob,
+    run_in_process,
 )
+from orchestrator.bench.matrix import Matrix
+from orchestrator.bench.rows import (
+    FailedSample,
+    Sample,
+    Start,
+    arm_text,
+    counted_samples,
+    failed_arms,
+    read_rows,
+)
+from orchestrator.bench.runner import RESULTS, BenchProgress, run_bench, timelines_of
 from orchestrator.bench.statistics import LEAST_PAIRS
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import simulated_identity
@@ -56,7 +64,13 @@ IDENTITY = evolve(simulated_identity(), pipeline_cache_uuid=bytes.fromhex(ENVIRO
 
 
 def filled(**changes: object) -> Filled:
-    return support.filled(**{"identity": IDENTITY, "warm_rate": 100_000.0, "warm_rate_most": 1e9, **changes})
+    usual = {
+        "identity": IDENTITY,
+        "environment": ENVIRONMENT,
+        "warm_rate": 100_000.0,
+        "warm_rate_most": 1e9,
+    }
+    return support.filled(**usual | changes)
 
 
 class Answers:
@@ -191,7 +205,7 @@ def test_a_failed_control_is_told_from_its_baseline(tmp_path: Path) -> None:
         return Refused(kind="crash", reason="signal 11") if job.control else answer(job)
 
     outcome = run_bench(PLAN, tmp_path, run_job=Answers(instead=crash_of_controls))
-    assert {each.arm for each in outcome.failed} == {Arm(each.cell, True) for each in outcome.failed}
+    assert all(each.control for each in outcome.failed)
     assert {each.mode for each in outcome.failed} == {"shared"}
     assert outcome.done == TOTAL * 2 // 3  # the baselines themselves are measured
     assert len(outcome.rows) == outcome.done + 4  # and each control was tried once
@@ -316,21 +330,23 @@ def test_a_time_limit_is_not_overrun(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"set_hash": "1" * 16}, "another set"),
-        ({"identity": simulated_identity()}, "another driver"),
+        ({}, "another set"),
+        ({"pipeline_cache_uuid": "ff" * 16}, "another pipeline cache UUID"),
+        ({"driver_info": "2.0"}, "another version of the driver"),
         ({"cores": 2}, r"another number of processors \(16, not 2\)"),
         ({"processor": "faster"}, "another processor"),
         ({"python": "3.12"}, "another version of Python"),
         ({"orchestrator": "1"}, "another version of orchestrator"),
+        ({"variables": ("RADV_DEBUG=nocache",)}, "another environment"),
+        ({"layers": ("VK_LAYER_MESA_overlay",)}, "another list of active layers"),
     ],
 )
-def test_results_of_something_else_are_not_mixed(
-    tmp_path: Path, changed: dict[str, object], words: str
-) -> None:
+def test_results_of_something_else_are_not_mixed(tmp_path: Path, changed: dict[str, Any], words: str) -> None:
     run_bench(PLAN, tmp_path, run_job=Answers())
     before = (tmp_path / RESULTS).read_bytes()
+    other = {"environment": msgspec.structs.replace(ENVIRONMENT, **changed)}
     with pytest.raises(BenchError, match=words):
-        run_bench(PLAN, tmp_path, run_job=lambda _: filled(**changed))
+        run_bench(PLAN, tmp_path, run_job=lambda _: filled(**other if changed else {"set_hash": "1" * 16}))
     with pytest.raises(BenchError, match="another batch"):
         run_bench(evolve(PLAN, batch=8), tmp_path, run_job=Answers())
     with pytest.raises(BenchError, match=r"another batch \(1024; now 64\)"):
@@ -383,7 +399,7 @@ def test_the_next_step_is_about_what_went_wrong(tmp_path: Path, kind: str, step:
     with pytest.raises(BenchError) as benched:
         run_bench(PLAN, tmp_path, run_job=lambda _: refused)
     with pytest.raises(BenchError) as calibrated:
-        calibrate(("set",), "simulated", run_job=lambda _: refused)
+        calibrate(("set",), "simulated", rounds=1, run_job=lambda _: refused)
     for caught in (benched, calibrated):
         assert step in caught.value.next_step
 
@@ -395,12 +411,12 @@ def test_a_driver_whose_cache_keeps_nothing_is_not_measured_warm(tmp_path: Path)
 
 
 def test_a_warm_run_lasts_long_enough_and_is_not_too_large() -> None:
-    assert passes_for(filled(pipelines=1000, warm_rate=200_000.0)) == 200
-    assert passes_for(filled(pipelines=10, warm_rate=1e9)) == WARM_PIPELINES_MOST / 10
-    assert passes_for(filled(pipelines=10**7)) == 1
-    assert passes_for(filled(warm_rate=0.0)) == 1
+    assert filled(pipelines=1000, warm_rate=200_000.0).passes(1.0, 3.0) == 200
+    assert filled(pipelines=10, warm_rate=1e9).passes(1.0, 3.0) == 160_000
+    assert filled(pipelines=10**7).passes(1.0, 3.0) == 1
+    assert filled(warm_rate=0.0).passes(1.0, 3.0) == 1
     # Many workers may be slower than one: three seconds of theirs.
-    assert passes_for(filled(pipelines=1000, warm_rate=200_000.0, warm_rate_most=5_000.0)) == 15
+    assert filled(pipelines=1000, warm_rate=200_000.0, warm_rate_most=5_000.0).passes(1.0, 3.0) == 15
 
 
 def test_samples_of_the_simulated_device_in_processes_of_their_own(small_set: Path, tmp_path: Path) -> None:
@@ -430,10 +446,9 @@ def test_samples_of_the_simulated_device_in_processes_of_their_own(small_set: Pa
     timelines = timelines_of(tmp_path / "out", {row.cell for row in rows})
     assert timelines.keys() == {row.cell for row in rows}
     for cell, timeline in timelines.items():
-        events = json.loads(timeline)["traceEvents"]
-        assert {"call", "run"} <= {event.get("cat") for event in events}
-        names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
-        assert names == [Arm(cell, False).words]  # cells stand beside each other in one file
+        assert {"call", "run"} <= {event.cat for event in timeline}
+        names = [event.args["name"] for event in timeline if event.name == "process_name"]
+        assert names == [arm_text(cell)]  # cells stand beside each other in one file
 
 
 def test_a_timeline_of_results_that_were_removed_is_written_again(tmp_path: Path) -> None:

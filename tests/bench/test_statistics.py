@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from orchestrator.bench.statistics import (
     RESAMPLES,
     Difference,
-    Noise,
+    Estimate,
+    Judgement,
     by_round,
     estimate,
+    noise_factor,
     paired_ratio,
     unpaired_ratio,
 )
@@ -28,9 +30,9 @@ from tests.bench.recorded_noise import WALLS_US
 times = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=15)
 
 
-def noise_of(first: Sequence[float], second: Sequence[float]) -> Noise:
-    """Noise from an A/A control: both arms of each pair."""
-    return Noise(paired_ratio(second, first))
+def noise_of(first: Sequence[float], second: Sequence[float]) -> Estimate:
+    """The ratio of an A/A control: both arms of each pair."""
+    return paired_ratio(second, first)
 
 
 @given(times)
@@ -167,10 +169,15 @@ def difference(random: np.random.Generator, factor: float, count: int) -> Differ
     return Difference(paired_ratio(other, base), noise_of(base, control))
 
 
+def wrong(found: Difference) -> bool:
+    """Whether equal things are said to differ."""
+    return found.higher or found.lower
+
+
 @pytest.mark.parametrize("count", [5, 7, 11, 21])
 def test_a_against_a_shows_no_difference(count: int) -> None:
     random = np.random.default_rng(count)
-    found = sum(difference(random, 1.0, count).beyond_noise for _ in range(100))
+    found = sum(wrong(difference(random, 1.0, count)) for _ in range(100))
     assert found <= 5
 
 
@@ -183,7 +190,7 @@ def test_a_against_a_shows_no_difference_in_recorded_noise(count: int) -> None:
     last = len(walls) - 3 * count
     for begin in np.linspace(0, last, 100).astype(int).tolist():
         base, other, control = (walls[begin + arm : begin + 3 * count : 3] for arm in range(3))
-        found += Difference(paired_ratio(other, base), noise_of(base, control)).beyond_noise
+        found += wrong(Difference(paired_ratio(other, base), noise_of(base, control)))
     assert found <= 5
 
 
@@ -197,16 +204,26 @@ def test_a_large_difference_is_found(count: int, least: int) -> None:
         assert not any(each.lower if factor > 1 else each.higher for each in found)
 
 
-def test_without_a_control_or_with_few_pairs_nothing_differs() -> None:
-    base, other = [1.0] * 5, [3.0] * 5
-    assert Difference(paired_ratio(other, base), noise_of(base, base)).higher
-    assert not Difference(paired_ratio(other, base), None).beyond_noise
-    assert Difference(paired_ratio(other, base), None).pairs == 0
-    assert not Difference(paired_ratio(other[:4], base[:4]), noise_of(base, base)).beyond_noise
-    assert not Difference(paired_ratio(other, base), noise_of(base[:4], base[:4])).beyond_noise
+@pytest.mark.parametrize(
+    ("other", "control", "judgement"),
+    [
+        ([3.0] * 5, [1.0] * 5, Judgement.HIGHER),
+        ([0.3] * 5, [1.0] * 5, Judgement.LOWER),
+        ([1.01] * 5, [1.02] * 5, Judgement.EQUAL),
+        ([1.0, 1.0, 1.0, 1.0, 1.06], [1.02] * 5, Judgement.UNDECIDED),  # wider than 5 %
+        ([1.3] * 5, [1.4] * 5, Judgement.UNDECIDED),  # within the noise, and not equal
+        ([3.0] * 4, [1.0] * 5, Judgement.NOT_MEASURED),
+        ([3.0] * 5, [1.0] * 4, Judgement.NOT_MEASURED),
+        ([3.0] * 5, [], Judgement.NOT_MEASURED),
+    ],
+)
+def test_one_rule_judges(other: list[float], control: list[float], judgement: Judgement) -> None:
+    base = [1.0] * 5
+    aa = noise_of(base[: len(control)], control) if control else None
+    assert Difference(paired_ratio(other, base[: len(other)]), aa).judgement is judgement
 
 
 def test_noise_is_the_farther_end_of_the_control() -> None:
-    assert noise_of([1.0] * 5, [1.05] * 5).factor == pytest.approx(1.05)
-    assert noise_of([1.0] * 5, [0.8] * 5).factor == pytest.approx(1.25)
-    assert noise_of([1.0] * 5, [1.0] * 5).factor == 1.0
+    assert noise_factor(noise_of([1.0] * 5, [1.05] * 5)) == pytest.approx(1.05)
+    assert noise_factor(noise_of([1.0] * 5, [0.8] * 5)) == pytest.approx(1.25)
+    assert noise_factor(noise_of([1.0] * 5, [1.0] * 5)) == 1.0

@@ -16,11 +16,11 @@ def test_a_row_a_cell_with_its_intervals() -> None:
         (cell.cell.mode, str(cell.cell.workers)) for cell in report.cells
     ]
     for row, cell in zip(rows, report.cells, strict=True):
-        assert float(row["throughput"]) == cell.throughput.median
-        assert float(row["throughput_low"]) == cell.throughput.low
+        assert float(row["throughput"]) == cell.figures["throughput"].median
+        assert float(row["throughput_low"]) == cell.figures["throughput"].low
         assert row["device"] == "test"
     faster = next(each for each in rows if (each["mode"], each["workers"]) == ("per-worker", "4"))
-    assert faster["beyond_noise"] == "True"
+    assert faster["judgement"] == "higher"
     assert float(faster["ratio"]) > 1.9
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from orchestrator.bench.trace import MAIN_ROW, Span, encode_trace, join_traces
+from orchestrator.bench.trace import MAIN_ROW, Span, encode_trace, events_of, join_traces
 
 SPANS = [
     Span("worker 10", "create 64", 5_000, 2_500, "call", {"pipelines": 64}),
@@ -40,7 +40,7 @@ def test_nothing_is_a_trace_too() -> None:
 
 
 def test_traces_are_joined_as_processes() -> None:
-    joined = json.loads(join_traces([encode_trace(SPANS, process="a"), encode_trace(SPANS, process="b")]))
+    joined = json.loads(join_traces([events_of(encode_trace(SPANS, process=each)) for each in "ab"]))
     events = joined["traceEvents"]
     assert {each["pid"] for each in events} == {1, 2}
     assert len([each for each in events if each["ph"] == "X"]) == 8

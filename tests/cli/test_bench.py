@@ -15,8 +15,8 @@ import pytest
 
 from orchestrator.bench.rows import Row, RowsError, RowWriter, Sample, failed_arms
 from orchestrator.bench.runner import BenchOutcome
-from orchestrator.cli.bench import bench_document, report_of, show_bench
 from orchestrator.cli.errors import ExitCode, UsageError
+from orchestrator.cli.measured import bench_document, report_of, show_bench
 from orchestrator.cli.output import Output
 from orchestrator.cli.values import time_limit_seconds
 from orchestrator.devices.device import CacheMode
@@ -135,10 +135,10 @@ def test_the_document_has_the_advice(tmp_path: Path) -> None:
     rows += series([wall / 2 for wall in walls], mode=CacheMode.PER_WORKER)
     outcome = BenchOutcome(tuple(rows), 15, 15, 0, "", (), tmp_path)
     document = bench_document(outcome, report_of(outcome), None)
-    assert [each.partition(":")[0] for each in document.advice] == [
+    assert [each.partition(" (")[0] for each in document.advice] == [
         "On test with 1 worker use --mode per-worker"
     ]
-    assert document.groups[0].throughput_ratios[CacheMode.PER_WORKER].enough
+    assert document.groups[0].throughput_ratios[CacheMode.PER_WORKER].judgement == "higher"
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -264,7 +264,7 @@ def test_compare_closes_a_gate(call: Call, tmp_path: Path) -> None:
     done = call("compare", before / "results.jsonl", slower)
     assert done.code == 1
     assert "+5 s cold" in done.out
-    assert "1 of 1 cells slower beyond noise" in done.out
+    assert "of 1 cell 1 slower beyond noise" in done.out
     still = call("compare", before, slower, "-q")
     assert (still.code, still.out) == (1, "")
     assert still.err.startswith(f"{before} -> {slower}: ")
@@ -278,17 +278,17 @@ def test_compare_closes_a_gate(call: Call, tmp_path: Path) -> None:
     lines = (slower / "results.jsonl").read_bytes().splitlines(keepends=True)
     (few / "results.jsonl").write_bytes(b"".join(lines[:3] + lines[7:10]))
     done = call("compare", before, few)
-    assert (done.code, "no verdict" in done.out) == (0, True)
-    for after, enough in ((few, False), (same, True)):
+    assert (done.code, "of 1 cell 1 undecided" in done.out) == (0, True)
+    for after, judgement in ((few, "not measured"), (same, "equal")):
         (document,) = call("compare", before, after, "--json").document["files"]
         (cell,) = document["cells"]
-        assert (cell["time"]["beyond_noise"], cell["time"]["enough"]) == (False, enough)
+        assert cell["time"]["judgement"] == judgement
     assert call("compare", before, few, "--fail-on", "undecided").code == 1
     assert call("compare", before, same, "--fail-on", "undecided").code == 0
     (document,) = call("compare", before, slower, "--json").document["files"]
     assert document["slower"] == 1
     assert document["cells"][0]["time"]["median"] == pytest.approx(1.5)
-    assert document["cells"][0]["time"]["beyond_noise"] is True
+    assert document["cells"][0]["time"]["judgement"] == "higher"
 
 
 def test_what_failed_or_is_missing_does_not_pass_a_gate(call: Call, tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_compare_pairs_the_devices_that_are_chosen(call: Call, tmp_path: Path) -
     done = call("compare", path, path, *("-d", "one=two"), *("-d", "one=three"), *("-d", "two=three"))
     headings = [line.partition(",")[0] for line in done.out.splitlines() if " -> " in line]
     assert headings == ["one -> three", "one -> two", "two -> three"]
-    assert "1 of 3 cells slower beyond noise, 1 faster" in done.out
+    assert "of 3 cells 1 slower beyond noise, 1 faster" in done.out
     done = call("compare", path, path, "--device", "one=four")
     assert (done.code, "has no device 'four'; it has one, three, two" in done.err) == (2, True)
     assert call("compare", path, path, "--device", "=two").code == 2

@@ -11,8 +11,7 @@ import pytest
 from orchestrator.bench.calibration import CalibrationProgress
 from orchestrator.bench.matrix import Eta
 from orchestrator.bench.runner import BenchProgress
-from orchestrator.cli import bench, calibrate
-from orchestrator.cli.bench import eta_text
+from orchestrator.cli.measured import Expectation, eta_text, show_progress
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress_bar import MeasurementBar
 from tests.cli.conftest import terminal_as
@@ -46,10 +45,10 @@ def test_a_pipe_gets_a_line_now_and_then(
         view.stage("opening")
         for seconds in (0.0, 9.0, 10.0):
             now[0] = 100.0 + seconds
-            bench.show_progress(view, progress(Eta(30.0, 0), number=-1 if not seconds else 1))
+            show_progress(view, progress(Eta(30.0, 0), number=-1 if not seconds else 1))
     output = Output(json=False)
     with MeasurementBar(output) as calibration:
-        calibrate.Expectation(output, calibration, 600.0)(CalibrationProgress(1, 5, "a probe"))
+        Expectation(output, calibration, 600.0)(CalibrationProgress(1, 5, "a probe"))
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
@@ -68,7 +67,7 @@ def test_a_calibration_says_before_its_samples_how_long_it_takes_at_most(
     for limit_s in (600.0, 60.0):
         output = Output(json=False)
         with MeasurementBar(output) as bar:
-            tell = calibrate.Expectation(output, bar, limit_s)
+            tell = Expectation(output, bar, limit_s)
             for done, left_s in ((4, None), (5, 90.0), (6, 80.0)):
                 now[0] += 20.0
                 tell(CalibrationProgress(done, 45, f"process {done}", left_s))

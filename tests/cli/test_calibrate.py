@@ -63,7 +63,7 @@ def test_verdicts_are_said_and_kept_and_compile_follows_them(call: Call, tmp_pat
     done = call("calibrate", "--device", "simulated", "--workers", "2", "--cache-dir", folder)
     assert done.code == ExitCode.OK
     assert "merging works: 100 pipelines" in done.out
-    assert "one shared cache is slower than a cache for each" in done.out
+    assert "shared cache, cold: slower than a cache for each" in done.out
     assert "cold  --mode per-worker --workers 1" in done.out
     assert "two-level" in done.out
     assert "order of pipelines: given" in " ".join(done.out.split())

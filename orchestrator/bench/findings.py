@@ -1,0 +1,296 @@
+"""What a calibration concludes from its samples: the answers to its questions, and its choices. Pure.
+
+A verdict follows the rule of statistics.py. Where it is undecided, the choice is what `compile` does without
+a calibration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import evolve, frozen
+
+from orchestrator.bench.rows import Start, counted
+from orchestrator.bench.sample_table import Contender, SampleTable
+from orchestrator.bench.statistics import LEAST_PAIRS, Difference, Judgement
+from orchestrator.devices.device import CacheMode
+from orchestrator.stores.profile_file import Choice, Finding
+
+GROWTH_A_ROUND = 0.002
+"""A cache that grows by more than this share in every round grows without bound."""
+_WARM_HITS = 0.99
+_ANSWERS = {
+    Judgement.HIGHER: "slower",
+    Judgement.LOWER: "faster",
+    Judgement.EQUAL: "no difference",
+    Judgement.UNDECIDED: "undecided",
+}
+_MEANINGS = {
+    "slower": "slower than",
+    "faster": "faster than",
+    "no difference": "equal within 5 % to",
+    "undecided": "undecided against",
+}
+
+
+def compare(
+    samples: SampleTable, question: str, contender: Contender, baseline: Contender, against: str
+) -> Finding:
+    """Judge whether the times of a contender and a baseline, `against` in words, differ."""
+    found = samples.difference(contender, baseline)
+    if found is None or not found.enough:
+        pairs = found.ratio.count if found is not None else 0
+        dropped = samples.dropped
+        out = [f"{each.words} {dropped[each]}" for each in (contender, baseline) if each in dropped]
+        why = f", since {' and '.join(out)}" if out else ""
+        words = f"{question}: not measured{why} ({counted(pairs, 'pair')} of the {LEAST_PAIRS} needed)."
+        return Finding(question=question, answer="not measured", words=words, pairs=pairs)
+    ratio, answer = found.ratio, _ANSWERS[found.judgement]
+    far = ", too far apart to need more" if found.pairs < LEAST_PAIRS else ""
+    words = (
+        f"{question}: {_MEANINGS[answer]} {against} (x{ratio.median:.3f} the time, {ratio.low:.3f} to "
+        f"{ratio.high:.3f} over {counted(ratio.count, 'pair')}{far}; noise is up to x{found.noise:.3f})."
+    )
+    return _finding(question, answer, words, found)
+
+
+def _finding(question: str, answer: str, words: str, found: Difference | None) -> Finding:
+    if found is None:
+        return Finding(question=question, answer=answer, words=words)
+    return Finding(
+        question=question,
+        answer=answer,
+        words=words,
+        ratio=found.ratio.median,
+        low=found.ratio.low,
+        high=found.ratio.high,
+        pairs=found.ratio.count,
+        noise=found.noise if found.control is not None else None,
+    )
+
+
+def topology_findings(samples: SampleTable, start: Start, workers: int) -> tuple[Finding, ...]:
+    """The findings about one start: the lock, worker caches, two levels, and more workers."""
+    shared, own = (Contender(start, mode, workers) for mode in (CacheMode.SHARED, CacheMode.PER_WORKER))
+    internal, two_level = (
+        evolve(shared, mode=mode) for mode in (CacheMode.PER_WORKER_INTERNAL, CacheMode.TWO_LEVEL)
+    )
+    one, name = "one worker", f"more workers, {start}"
+    questions = []
+    if workers > 1:
+        private = f"a cache for each of {workers} workers, merged at the end"
+        questions = [
+            (f"shared cache, {start}", shared, own, private),
+            (f"locking, {start}", internal, own, "worker caches without locks"),
+            (f"{name}, {shared.mode}", shared, evolve(shared, workers=1), one),
+            (f"{name}, {own.mode}", own, evolve(own, workers=1), one),
+        ]
+    if samples.of(two_level):
+        questions.append((f"two levels, {start}", two_level, shared, "one shared cache"))
+    return tuple(compare(samples, *each) for each in questions)
+
+
+def choose(
+    samples: SampleTable, start: Start, worker_counts: Sequence[int], *, merge_works: bool | None
+) -> Choice | None:
+    """The mode and workers to use for a start; None if it was not measured.
+
+    Args:
+        samples: The samples.
+        start: The start.
+        worker_counts: The numbers of workers that were tried.
+        merge_works: False restricts the choice to the shared cache; None if unknown.
+    """
+    shared = Contender(start, CacheMode.SHARED, max(worker_counts))
+    rivals = [] if merge_works is False else [CacheMode.PER_WORKER, CacheMode.TWO_LEVEL]
+    tried = [each for mode in rivals if samples.of(each := evolve(shared, mode=mode))]
+    compared = {each.mode: found for each in tried if (found := samples.difference(each, shared)) is not None}
+    if not samples.of(shared) or (tried and not any(found.enough for found in compared.values())):
+        return None
+    mode, why = CacheMode.SHARED, "one shared cache: a cache for each worker is not faster, and needs a merge"
+    faster = {mode: found.ratio.median for mode, found in compared.items() if found.lower}
+    undecided = [mode for mode, found in compared.items() if not found.decided]
+    if merge_works is False:
+        why = "one shared cache: this driver does not merge caches"
+    elif faster:
+        mode = min(faster, key=lambda each: faster[each])
+        why = f"{mode}: x{faster[mode]:.3f} the time of one shared cache"
+    elif CacheMode.PER_WORKER in undecided or (undecided and CacheMode.PER_WORKER not in compared):
+        mode = CacheMode.PER_WORKER
+        why = "undecided, so a cache for each worker, as without a calibration"
+    elif undecided:
+        why = f"{why}; whether {', '.join(undecided)} would be faster is undecided"
+    count, workers_why = _fewest(samples, evolve(shared, mode=mode), worker_counts)
+    return Choice(mode=mode, workers=count, words=f"{why}; {workers_why}")
+
+
+def _fewest(samples: SampleTable, most: Contender, worker_counts: Sequence[int]) -> tuple[int, str]:
+    """The smallest number of workers that is as fast as any, and why."""
+
+    def against(count: int, fastest: Contender) -> Difference | None:
+        found = samples.difference(evolve(most, workers=count), fastest)
+        return found if found is not None and found.enough else None
+
+    fastest, counts = most, sorted(worker_counts)
+    for count in counts:
+        if (found := against(count, fastest)) is not None and found.lower:
+            fastest = evolve(most, workers=count)
+    fewer = [
+        (count, found) for count in counts if count < fastest.workers and (found := against(count, fastest))
+    ]
+    for count, found in fewer:
+        if found.lower or found.judgement is Judgement.EQUAL:
+            return count, f"{counted(count, 'worker')}: {fastest.workers} are not faster"
+    why = "fewer take longer" if fewer else "fewer were not measured"
+    if fastest != most:
+        why = f"{most.workers} take longer"
+    elif any(not found.higher for _, found in fewer):
+        why = "whether fewer are as fast is undecided"
+    elif len(counts) == 1:
+        why = "nothing else was tried"
+    return fastest.workers, f"{counted(fastest.workers, 'worker')}: {why}"
+
+
+def weigh_binaries(
+    samples: SampleTable, uses: SampleTable, cold: Choice, cached: Contender, most: int
+) -> tuple[Choice | None, tuple[Finding, ...]]:
+    """Compare mode binaries with the driver's cache: the choice, if binaries are faster, and the findings.
+
+    Args:
+        samples: Cold samples, among others.
+        uses: Warm samples of one pass each, preparing included.
+        cold: The choice for cold runs.
+        cached: The choice for warm runs, as measured in `uses`.
+        most: Number of workers at which cold samples are compared.
+    """
+    empty = Contender(Start.COLD, CacheMode(cold.mode), most)
+    at_cold, at_warm = (
+        compare(
+            table,
+            f"binaries, {baseline.start}",
+            evolve(baseline, mode=CacheMode.BINARIES),
+            baseline,
+            f"mode {baseline.mode}",
+        )
+        for table, baseline in ((samples, empty), (uses, cached))
+    )
+    if at_warm.answer != "faster" or at_cold.answer not in ("faster", "no difference"):
+        return None, (at_cold, at_warm)
+    why = f"binaries: x{at_warm.ratio:.3f} the time of mode {cached.mode} warm, and cold {at_cold.answer}"
+    return Choice(mode=CacheMode.BINARIES, workers=cached.workers, words=why), (at_cold, at_warm)
+
+
+def choose_batch(
+    samples: SampleTable, contender: Contender, batches: Sequence[int]
+) -> tuple[int | None, Finding]:
+    """The fastest batch that beats the contender's beyond noise, else that one; None if not measured."""
+    question = "batch size, warm"
+    tried = {batch: evolve(contender, batch=batch) for batch in batches}
+    measured = {
+        batch: samples.median(each)
+        for batch, each in tried.items()
+        if len(samples.of(each)) >= LEAST_PAIRS or (samples.of(each) and each in samples.dropped)
+    }
+    if contender.batch not in measured or len(measured) < 2:
+        return None, Finding(question=question, answer="not measured", words=f"{question}: not measured.")
+    faster = {
+        batch: found.ratio.median
+        for batch in measured
+        if (found := samples.difference(tried[batch], contender)) is not None and found.lower
+    }
+    chosen = min(faster, key=lambda batch: faster[batch]) if faster else contender.batch
+    smallest = min(measured)
+    found = samples.difference(tried[smallest], tried[chosen]) if smallest != chosen else None
+    why = "faster than the others beyond noise" if faster else "nothing else is faster beyond noise"
+    cost = f"; calls of {smallest} take x{found.ratio.median:.2f} the time" if found is not None else ""
+    listed = ", ".join(f"{batch}: {seconds * 1e3:.2f} ms" for batch, seconds in sorted(measured.items()))
+    words = f"{question}: calls of up to {chosen} pipelines, {why}{cost} (one pass by batch: {listed})."
+    return chosen, _finding(question, str(chosen), words, found)
+
+
+@frozen
+class ProbeResult:
+    """The answers of the probes, which are single processes besides the samples.
+
+    Attributes:
+        set_pipelines: Pipelines that were handed to the driver.
+        cold_hits: Hits with an initially empty cache: pipelines that the driver considers equal to others.
+        shared_hits: Hits in a new process with the data of one shared cache; None if not tried.
+        merged_hits: Hits in a new process with the data of merged worker caches; None if not tried.
+        merge_warnings: Warnings of the merge.
+        sizes: Size of the cache after each round of load, use and read-back, bytes.
+        problem: Why the probes failed, or "".
+        missed: Description of the pipelines that the driver compiled although they were in the shared cache.
+    """
+
+    set_pipelines: int = 0
+    cold_hits: int = 0
+    shared_hits: int | None = None
+    merged_hits: int | None = None
+    merge_warnings: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    problem: str = ""
+    missed: str = ""
+
+    @property
+    def cache_keeps(self) -> bool | None:
+        """Whether a saved cache keeps anything; None if unknown."""
+        return None if self.shared_hits is None else self.shared_hits > self.cold_hits
+
+    @property
+    def merge_works(self) -> bool | None:
+        """Whether merged caches hold as much as one shared cache; None if unknown."""
+        if self.shared_hits is None or self.merged_hits is None or not self.cache_keeps:
+            return None
+        return self.merged_hits >= self.shared_hits * _WARM_HITS
+
+    @property
+    def read_back_grows(self) -> bool | None:
+        """Whether the cache grew in every round, by more than GROWTH_A_ROUND; None if unknown."""
+        if len(self.sizes) < 3 or not self.cache_keeps:
+            return None
+        steps = zip(self.sizes, self.sizes[1:], strict=False)
+        return all(after - before > GROWTH_A_ROUND * before for before, after in steps)
+
+
+def probe_findings(probe: ProbeResult) -> tuple[Finding, ...]:
+    """The findings of the probes."""
+    sizes = f"{probe.sizes[0]:,} to {probe.sizes[-1]:,} bytes" if probe.sizes else ""
+    sizes += f" over {len(probe.sizes)} rounds of loading, using and reading"
+    missed = f" This driver does not keep {probe.missed}." if probe.missed else ""
+    merged = f"{probe.merged_hits} pipelines are found in merged worker caches"
+    warnings = f" Warnings of the merge: {'; '.join(probe.merge_warnings)}." if probe.merge_warnings else ""
+    unknown = f"not measured ({probe.problem})." if probe.problem else "not measured."
+    return tuple(
+        Finding(
+            question=question,
+            answer={None: "not measured", True: "yes", False: "no"}[known],
+            words=f"{question}: {unknown if known is None else yes if known else no}{more}",
+        )
+        for question, known, yes, no, more in (
+            (
+                "keeping",
+                probe.cache_keeps,
+                f"of {probe.set_pipelines} pipelines a new process finds {probe.shared_hits} in a saved "
+                "cache.",
+                f"the driver's cache keeps nothing: a new process finds none of {probe.set_pipelines} "
+                "pipelines in a saved cache. Warm runs were not measured.",
+                missed,
+            ),
+            (
+                "merging",
+                probe.merge_works,
+                f"merging works: {merged}.",
+                f"merging does not work: {merged}, and {probe.shared_hits} in one shared cache. Use the "
+                "shared cache: a merge loses pipelines.",
+                warnings,
+            ),
+            (
+                "read-back growth",
+                probe.read_back_grows,
+                f"the cache grows with every round: {sizes}; do not save it when nothing is new.",
+                f"the cache does not grow without bound: {sizes}.",
+                "",
+            ),
+        )
+    )

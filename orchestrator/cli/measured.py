@@ -1,0 +1,386 @@
+"""What `bench`, `compare` and `calibrate` print and put into their JSON documents.
+
+Loaded when there is something to show, since it imports numpy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import asdict
+from rich.table import Table
+
+from orchestrator.bench.calibration import Calibrated, CalibrationProgress
+from orchestrator.bench.compare import CellChange, ChangeReport
+from orchestrator.bench.contention import (
+    CellReport,
+    Comparison,
+    ContentionReport,
+    cell_texts,
+    contention_report,
+    noise_text,
+    ratio_text,
+)
+from orchestrator.bench.rows import Conditions, arm_text, counted_samples, device_text
+from orchestrator.bench.runner import BenchOutcome, BenchProgress
+from orchestrator.bench.statistics import LEAST_PAIRS, noise_factor
+from orchestrator.cli.documents import (
+    BenchCell,
+    BenchDocument,
+    BenchGroup,
+    CalibrateDocument,
+    CellName,
+    ChangedCell,
+    ComparedFile,
+    CompareDocument,
+    FailedCell,
+    RatioRecord,
+)
+from orchestrator.cli.output import Output, Style, path_text, plural, seconds_text, styled, table
+from orchestrator.cli.progress_bar import MeasurementBar
+from orchestrator.run.options import BATCH_LIMIT
+from orchestrator.stores.profile_file import Choice
+
+_COLUMNS = (
+    *("mode", "n", "pipelines/s", "ratio", "efficiency"),
+    *("blocked", "no CPU", "CPU", "merge", "dupl.", "memory"),
+)
+_SHORT = {"efficiency": "effic."}
+_SECONDS = ("open", "merge", "read_back", "barrier_wait", "duplicate")
+_LEGEND = (
+    "n: samples. pipelines/s: in one pass over the set, keys and merge included. ratio: that over the "
+    "baseline's, pair by pair; ≈: equal within 5 %, ?: undecided. effic.: throughput per worker against one "
+    "worker. blocked: asleep, from the least (in the driver's own time) to the most (in the whole call). no "
+    "CPU: waiting for a processor. CPU: CPU time per pipeline against one worker."
+)
+
+
+def report_of(outcome: BenchOutcome) -> ContentionReport | None:
+    """The statistics of the samples so far; None before the first round."""
+    return contention_report(outcome.rows) if counted_samples(outcome.rows) else None
+
+
+def bench_document(
+    outcome: BenchOutcome, report: ContentionReport | None, page: Path | None
+) -> BenchDocument:
+    """The JSON document of a benchmark."""
+
+    def cell(of: CellReport) -> BenchCell:
+        figures: dict[str, Any] = dict(of.figures)
+        for name in _SECONDS:
+            figures[f"{name}_s"] = of.median(attrgetter(f"{name}_ns")) / 1e9
+        return BenchCell(
+            **asdict(of.cell),
+            **figures,
+            samples=len(of.samples),
+            efficiency=of.efficiency,
+            inflation=of.inflation,
+            duplicate_keys=of.median(lambda each: each.duplicate_keys),
+            peak_memory_bytes=of.median(lambda each: each.peak_memory_bytes),
+        )
+
+    def group(of: Comparison) -> BenchGroup:
+        return BenchGroup(
+            **asdict(of.conditions),
+            baseline=of.baseline,
+            noise=None if of.control is None else noise_factor(of.control),
+            throughput_ratios={mode: RatioRecord.of(each) for mode, each in of.throughput.items()},
+            creation_rate_ratios={mode: RatioRecord.of(each) for mode, each in of.creation_rate.items()},
+            locking=None if of.locking is None else RatioRecord.of(of.locking),
+        )
+
+    return BenchDocument(
+        results=path_text(outcome.path),
+        samples=outcome.done,
+        planned=outcome.total,
+        resumed=outcome.resumed,
+        stopped=outcome.stopped or None,
+        failed=tuple(map(FailedCell.of, outcome.failed)),
+        cells=() if report is None else tuple(map(cell, report.cells)),
+        groups=() if report is None else tuple(map(group, report.comparisons)),
+        advice=() if report is None else report.advice,
+        verdicts=() if report is None else report.verdicts,
+        warnings=() if report is None else report.warnings,
+        report=None if page is None else path_text(page),
+    )
+
+
+def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport | None) -> None:
+    """Print the report."""
+    resumed = f", {outcome.resumed:,} of them from earlier runs" if outcome.resumed else ""
+    output.line(
+        f"{outcome.done:,} of {plural(outcome.total, 'sample')}{resumed} in ", path_text(outcome.path)
+    )
+    if report is not None:
+        _show_environment(output, report)
+        for group in report.comparisons:
+            _show_group(output, report, group)
+        output.line("")
+        output.line(styled(_LEGEND, "dim"))
+        for sentence in (*report.advice, *report.verdicts):
+            output.line(styled(sentence, "head"))
+        for warning in report.warnings:
+            output.line(styled("note: ", "warn"), warning)
+    for each in outcome.failed:
+        output.line(styled("† failed: ", "bad"), each.words)
+    if outcome.stopped:
+        output.line(styled(f"ended early: {outcome.stopped}", "warn"), "; the same command resumes")
+
+
+def _show_environment(output: Output, report: ContentionReport) -> None:
+    for where in (each.environment for each in report.sample_of_devices):
+        output.line(
+            f"{where.device_name}, {where.driver_name} {where.driver_info}; {plural(where.cores, 'core')} "
+            f"of {where.processor}; Python {where.python}, orchestrator {where.orchestrator}"
+        )
+        output.line(styled(f"driver's own caches {where.driver_caches}", "dim"))
+        set_here = [*where.variables, *where.layers]
+        if set_here:
+            output.line(styled(f"environment and layers: {', '.join(set_here)}", "dim"))
+        for each in where.opened_as:
+            output.line(styled(f"device opened as: {each}", "dim"))
+    for order in sorted({sample.order for cell in report.cells for sample in cell.samples}):
+        words = {"cost": "by estimated cost, as in compile", "given": "as in the set"}.get(order, order)
+        output.line(styled(f"order of pipelines: {words}", "dim"))
+
+
+def _show_group(output: Output, report: ContentionReport, group: Comparison) -> None:
+    key = group.conditions
+    cells = report.cells_of(group)
+    failed = {each.arm for each in report.failed if each.conditions == key}
+    first = cells[0].samples[0]
+    passes = f", the set {first.passes} times" if first.passes > 1 else ""
+    noise = noise_text(group.control)
+    if group.control is None and any(each.control for each in failed):
+        noise += ": it failed"
+    elif group.control is not None and group.control.count < LEAST_PAIRS:
+        noise += f" ({plural(group.control.count, 'pair')})"
+    title = f"{device_text(key.device)}, {key.start}, {plural(key.workers, 'worker')}{key.copies}"
+    output.line("")
+    output.line(styled(f"{title}: {plural(first.pipelines, 'pipeline')}{passes}, {noise}", "head"))
+    lost = {each.cell for each in failed if not each.control}
+    rows = []
+    for each in cells:
+        texts = cell_texts(each, group)
+        texts["n"] += " †" if each.cell in lost else ""
+        texts["dupl."] = f"{each.median(lambda one: one.duplicate_keys):,.0f}"
+        rows.append(texts)
+    measured = {each.cell for each in cells}
+    rows += [{"mode": cell.mode, "n": "0 †"} for cell in sorted(lost - measured)]
+    figures = [each for each in _COLUMNS if each != "dupl." or key.duplicates]
+    made = matrix_table(*(_SHORT.get(each, each) for each in figures))
+    for row in rows:
+        made.add_row(*(row.get(each, "") for each in figures))
+    output.show(made)
+
+
+def matrix_table(*columns: str) -> Table:
+    """A narrow table without line breaks, whose first column is the mode and all others are figures."""
+    made = table(*columns, numbers=range(1, len(columns)))
+    made.padding = (0, 0, 0, 1)
+    for column in made.columns:
+        column.no_wrap = True
+    return made
+
+
+def show_progress(bar: MeasurementBar, progress: BenchProgress) -> None:
+    """Show the sample that begins."""
+    round_text = "warm-up" if progress.round < 0 else f"round {progress.round + 1}"
+    bar.step(f"{round_text}: {progress.now}", progress.done, progress.total, eta_text(progress))
+
+
+def eta_text(progress: BenchProgress) -> str:
+    """The estimated time to go, and the number of samples without an estimate."""
+    eta, left = progress.eta, progress.left_s
+    text = f"{seconds_text(eta.seconds)} to go" if eta.seconds else "time to go not known yet"
+    if eta.seconds and eta.unknown:
+        text = f"more than {text}: {plural(eta.unknown, 'sample')} of unknown length"
+    if left is not None and (eta.unknown or left < eta.seconds):
+        text += f", {seconds_text(max(0.0, left))} until the time limit"
+    return text
+
+
+# --- compare
+
+
+def compare_document(
+    before: Path, reports: Sequence[tuple[Path, ChangeReport]], threshold: float
+) -> CompareDocument:
+    """The JSON document of a comparison."""
+
+    def changed(change: CellChange) -> ChangedCell:
+        control = change.time.control
+        return ChangedCell(
+            **asdict(change.after),
+            device_before=change.before.device,
+            seconds_before=change.seconds_before,
+            seconds_after=change.seconds_after,
+            noise=None if control is None else noise_factor(control),
+            time=RatioRecord.of(change.time),
+            cpu=RatioRecord.of(change.cpu),
+            memory=RatioRecord.of(change.memory),
+        )
+
+    files = tuple(
+        ComparedFile(
+            path=path,
+            summary=report.summary(threshold),
+            pipelines_added=report.pipelines_added,
+            slower=len(report.slower(threshold)),
+            faster=len(report.faster(threshold)),
+            undecided=len(report.undecided),
+            refused_added=report.refused_added,
+            skipped_added=report.skipped_added,
+            cells=tuple(map(changed, report.changes)),
+            only_before=tuple(CellName(**asdict(each)) for each in report.only_before),
+            only_after=tuple(CellName(**asdict(each)) for each in report.only_after),
+            failed=tuple(map(FailedCell.of, report.failed)),
+            differences=report.differences,
+        )
+        for path, report in reports
+    )
+    return CompareDocument(before=before, files=files)
+
+
+def show_changes(output: Output, report: ChangeReport, threshold: float) -> None:
+    """Print a comparison."""
+    for difference in report.differences:
+        output.line(difference)
+    groups: dict[tuple[str, Conditions], list[CellChange]] = {}
+    for change in report.changes:
+        groups.setdefault((change.before.device, change.after.conditions), []).append(change)
+    slower, faster = report.slower(threshold), report.faster(threshold)
+    for (before, key), changes in groups.items():
+        names = dict.fromkeys(map(device_text, (before, key.device)))
+        title = f"{' -> '.join(names)}, {key.start}, {plural(key.workers, 'worker')}{key.copies}"
+        output.line("")
+        output.line(styled(f"{title}; {noise_text(changes[0].time.control)}", "head"))
+        made = matrix_table("mode", "before", "after", "time", "CPU", "memory")
+        for change in changes:
+            texts = (
+                change.after.mode,
+                seconds_text(change.seconds_before),
+                seconds_text(change.seconds_after),
+                ratio_text(change.time.ratio) + change.time.mark,
+                f"{change.cpu.ratio.median:.2f}×{change.cpu.mark}",
+                f"{change.memory.ratio.median:.2f}×{change.memory.mark}",
+            )
+            style: Style = "bad" if change in slower else "good" if change in faster else "dim"
+            made.add_row(*(styled(text, style) for text in texts))
+        output.show(made)
+    legend = (
+        "time: one pass over the set, keys and merge included, after / before; CPU time decides where time "
+        f"doesn't. ≈: equal within 5 %, ?: undecided, fewer than {LEAST_PAIRS} samples, no A/A control, "
+        "unequal waits for a processor, or memory of runs with other numbers of passes."
+    )
+    output.line("")
+    output.line(styled(legend, "dim"))
+    for words, cells in (("only before", report.only_before), ("only after", report.only_after)):
+        for cell in cells:
+            output.line(f"{words}: {arm_text(cell)}")
+    for each in report.failed:
+        output.line(styled("failed after: ", "bad"), each.words)
+    output.line(styled(report.summary(threshold), "head"))
+
+
+# --- calibrate
+
+
+class Expectation:
+    """Shows the progress of a calibration and, once before the first sample, the upper bound of its time."""
+
+    def __init__(self, output: Output, bar: MeasurementBar, limit_s: float) -> None:
+        self._output, self._bar, self._limit_s = output, bar, limit_s
+        self._began = time.monotonic()
+        self._bound_shown = False
+
+    def __call__(self, progress: CalibrationProgress) -> None:
+        """Show the process that begins."""
+        left = progress.left_s
+        if left is not None and not self._bound_shown:
+            self._bound_shown = True
+            if self._output.live or self._output.tells:
+                self._output.message(self._words(progress, left))
+        rest = "" if left is None else f"at most {seconds_text(left)} to go"
+        self._bar.step(progress.now, progress.done, progress.total, rest)
+
+    def _words(self, progress: CalibrationProgress, left: float) -> str:
+        samples = plural(progress.total - progress.done, "sample")
+        words = f"at most {seconds_text(left)} for {samples}; less if contenders fall behind"
+        over = time.monotonic() - self._began + left - self._limit_s
+        if over <= 0:
+            return words
+        limit = f"--time-limit is {seconds_text(self._limit_s)}"
+        return f"{words}; {limit}, so samples of up to {seconds_text(over)} may be left out"
+
+
+def calibrate_document(found: Calibrated, kept: Path | None) -> CalibrateDocument:
+    """The JSON document of a calibration."""
+    place = None if kept is None else path_text(kept)
+    return CalibrateDocument(**asdict(found.profile), profile=place, stopped=found.stopped or None)
+
+
+def show_calibration(
+    output: Output, found: Calibrated, kept: Path | None, samples: int, not_saved: str = ""
+) -> None:
+    """Print findings, choices, figures and notes."""
+    profile = found.profile
+    output.line(styled(profile.device_name, "head"), f"  {profile.driver}")
+    few = f" except {len(profile.dropped)} that fell behind" if profile.dropped else ""
+    output.line(
+        f"{path_text(Path(profile.set_name))}: {plural(profile.pipelines, 'pipeline')}, "
+        f"{plural(profile.rounds, 'sample')} of each contender{few}, {plural(profile.cores, 'processor')}, "
+        f"driver's own caches {profile.driver_caches or 'not known'}, "
+        f"order of pipelines: {profile.order or 'not known'}"
+    )
+    output.line("")
+    for finding in profile.findings:
+        output.line("  ", finding.words)
+    for each in profile.dropped:
+        output.line(
+            f"  fell behind: {each.start}, {each.mode}, {plural(each.workers, 'worker')}"
+            f"{_calls(each.batch)}, after {each.samples} of {plural(each.rounds, 'round')}: {each.words}."
+        )
+    output.line("")
+    _show_choice(output, "cold", profile.cold)
+    if profile.cache_keeps is False:
+        output.line(styled("warm", "head"), "  as cold: this driver's cache keeps nothing")
+    else:
+        _show_choice(output, "warm", profile.warm)
+    if profile.binaries is not None:
+        _show_choice(output, "both", profile.binaries)
+    made = table("", "mode", "workers", "one pass", "from", "to", "pipelines/s", numbers=(2, 3, 4, 5, 6))
+    made.padding = (0, 0, 0, 1)
+    for row in profile.figures:
+        more = _calls(row.batch) + (", whole use" if row.whole_use else "")
+        times = (f"{seconds * 1e3:,.2f} ms" for seconds in (row.seconds, row.low, row.high))
+        mode = f"{row.mode}{more}{' (control)' if row.control else ''}"
+        made.add_row(row.start, mode, str(row.workers), *times, f"{row.pipelines_per_s:,.0f}")
+    output.line("")
+    output.show(made, keys=3)
+    output.line("")
+    for note in profile.notes:
+        output.line(styled("note ", "warn"), note)
+    if kept is None:
+        undecided = "nothing could be decided; allow more time with --time-limit"
+        if samples < LEAST_PAIRS:
+            undecided = f"nothing could be decided: a verdict needs --samples {LEAST_PAIRS} or more"
+        output.problem(styled("not saved: ", "bad"), not_saved or undecided)
+    else:
+        output.line(styled("saved ", "good"), path_text(kept))
+        output.line("next: orchestrator compile SET --mode auto --workers auto (the default) uses it")
+
+
+def _calls(batch: int) -> str:
+    return "" if batch == BATCH_LIMIT else f", calls of {batch}"
+
+
+def _show_choice(output: Output, start: str, choice: Choice | None) -> None:
+    words = "not decided"
+    if choice is not None:
+        words = f"--mode {choice.mode} --workers {choice.workers}  ({choice.words})"
+    output.line(styled(start, "head"), f"  {words}")
