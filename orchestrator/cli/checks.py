@@ -18,13 +18,12 @@ from orchestrator.run.records import DamageRecord
 from orchestrator.sets.archive.reader import MAGIC
 from orchestrator.sets.inputs import is_regular
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.stores.binary_export import prove_export
+from orchestrator.stores.binary_export import EXPORT_MAGIC, prove_export
 from orchestrator.stores.binary_store import BinaryStore, StoreError
 from orchestrator.stores.cache_file import CACHE_FILE_SUFFIX, LoadStatus
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, MacKey, distrust, distrust_directory
 from orchestrator.stores.files.recovery import PREVIOUS_SUFFIX, QUARANTINE_DIRECTORY, previous_path
 from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file, inspect_state
-from orchestrator.stores.kinds import BINARY_EXPORT_MAGIC
 from orchestrator.stores.pack import Pack, PackError, is_pack, missing_shards
 from orchestrator.stores.state import STATE_NAME
 
@@ -81,7 +80,7 @@ def _checked(path: Path, key: MacKey | None, output: Output) -> Iterator[Checked
         return
     with path.open("rb") as stream:
         head = stream.read(len(MAGIC))
-    if head.startswith(BINARY_EXPORT_MAGIC):
+    if head.startswith(EXPORT_MAGIC):
         yield _check_binaries(path, key)
     elif head == MAGIC:
         yield _check_archive(path, output)

@@ -5,9 +5,11 @@ Guarantees: reads only, and only up to a limit. Every content of a file gives an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from attrs import frozen
 from cyclopts import Parameter
 from rich.text import Text
 
@@ -70,11 +72,16 @@ def inspect_verb(
     """
     output = Output(json=json)
     identity = None if device is None else identity_of(device)
-    inspected = []
+    inspected: list[InspectedFile] = []
     for number, file in enumerate(files):
         if number:
             output.line("")
-        inspected.append(_inspect(output, file, identity))
+        found = _inspect(file, identity)
+        inspected.append(found.document)
+        output.line(styled(found.document.path, "head"), "  ", found.title)
+        output.facts(found.rows)
+        for each in found.lines:
+            output.line(each)
     bad = sum(not each.good for each in inspected)
 
     def document() -> InspectDocument:
@@ -84,9 +91,8 @@ def inspect_verb(
 
     output.document(document)
     if display.quiet:  # then what was said of each file is not shown
-        for each in inspected:
-            if not each.good:
-                output.problem(styled(f"{each.path}: {_problem(each)}", "bad"))
+        for bad_one in (each for each in inspected if not each.good):
+            output.problem(styled(f"{bad_one.path}: {_problem(bad_one)}", "bad"))
     if len(inspected) > 1:
         output.line("")
         output.line(f"{plural(len(inspected), 'file')}: {len(inspected) - bad} good, {bad} bad")
@@ -99,26 +105,36 @@ def _problem(found: InspectedFile) -> str:
     return found.reason or f"damage in the headers: {plural(len(found.damage or ()), 'place')}"
 
 
-def _inspect(output: Output, file: Path, identity: DeviceIdentity | None) -> InspectedFile:
+@frozen
+class _Found:
+    """What was found out of a file: for the document, and for people."""
+
+    document: InspectedFile
+    title: str | Text
+    rows: Sequence[tuple[str, str | Text]] = ()
+    lines: Sequence[str | Text] = ()
+
+
+def _inspect(file: Path, identity: DeviceIdentity | None) -> _Found:
     from orchestrator.sets.archive.reader import MAGIC
+    from orchestrator.stores.binary_export import EXPORT_MAGIC
     from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file
-    from orchestrator.stores.kinds import BINARY_EXPORT_MAGIC
     from orchestrator.stores.state import STATE_NAME
 
     head = _head(file)
     if head.startswith(MAGIC):
-        return _inspect_archive(output, file, head)
-    if head.startswith(BINARY_EXPORT_MAGIC):
-        return _inspect_binaries(output, file, identity)
+        return _archive(file, head)
+    if head.startswith(EXPORT_MAGIC):
+        return _binaries(file, identity)
     if file.is_file():
         # Other files lie beside the file that a link names; a store that is a link is refused.
         named = file if file.name == STATE_NAME else file.resolve()
         if (beside := inspect_beside(named)) is not None:
-            return _inspect_beside(output, file, beside)
+            return _beside(file, beside)
     found = inspect_cache_file(file)
     if found.kind in (CacheFileKind.NOT_A_CACHE_FILE, CacheFileKind.UNREADABLE):
-        return _inspect_stranger(output, found, head)
-    return _inspect_cache(output, found, identity)
+        return _stranger(found, head)
+    return _cache_file(found, identity)
 
 
 def _head(file: Path) -> bytes:
@@ -131,114 +147,99 @@ def _head(file: Path) -> bytes:
         return b""  # the inspection says why
 
 
-def _inspect_beside(output: Output, file: Path, found: BesideInspection) -> InspectedFile:
+def _beside(file: Path, found: BesideInspection) -> _Found:
     from orchestrator.cli.documents import InspectedFile
 
-    path, size = path_text(file), file.stat().st_size
-    output.line(styled(path, "head"), f"  {found.name}")
-    state = styled(found.problem, "bad") if found.problem else styled("can be used", "good")
-    output.facts(
-        [
-            ("size", byte_text(size)),
-            ("state", state),
-            ("holds", found.holds),
-            *([("beside", path_text(found.cache_file.name))] if found.cache_file is not None else []),
-        ]
+    size, problem = file.stat().st_size, found.problem
+    rows: list[tuple[str, str | Text]] = [
+        ("size", byte_text(size)),
+        ("state", styled(problem, "bad") if problem else styled("can be used", "good")),
+        ("holds", found.holds),
+    ]
+    if found.cache_file is not None:
+        rows.append(("beside", path_text(found.cache_file.name)))
+    document = InspectedFile(
+        path=path_text(file), kind=found.name, good=not problem, bytes=size, reason=problem
     )
-    return InspectedFile(path=path, kind=found.name, good=not found.problem, bytes=size, reason=found.problem)
+    return _Found(document, found.name, rows)
 
 
-def _inspect_archive(output: Output, file: Path, head: bytes) -> InspectedFile:
+def _archive(file: Path, head: bytes) -> _Found:
     from orchestrator.cli.documents import InspectedFile
     from orchestrator.errors import ArchiveError
     from orchestrator.run.records import DamageRecord
     from orchestrator.sets.archive.reader import FILE_HEADER_SIZE, Archive
     from orchestrator.sets.records import RecordTag
 
-    path = path_text(file)
-    output.line(styled(path, "head"), "  a Fossilize archive")
+    path, title = path_text(file), "a Fossilize archive"
     try:
         archive = Archive.open(file)
     except ArchiveError as error:
-        output.line(styled(error.reason, "bad"))
-        return InspectedFile(path=path, kind="archive", good=False, reason=error.reason)
+        document = InspectedFile(path=path, kind="archive", good=False, reason=error.reason)
+        return _Found(document, title, lines=[styled(error.reason, "bad")])
     with archive:
         counts = {tag: len(archive.keys(tag)) for tag in RecordTag}
-        damage, version, size = archive.damage, head[FILE_HEADER_SIZE - 1], archive.size
-        duplicates = archive.duplicates
-    rows = [("format version", str(version)), ("size", byte_text(size))]
-    rows += [(tag_name(tag).replace("_", " "), f"{count:,}") for tag, count in counts.items() if count]
-    if duplicates:
-        rows.append(("duplicates", f"{duplicates:,}, left out"))
-    output.facts(rows)
-    if damage:
-        output.line(styled(f"damage in the headers: {plural(len(damage), 'place')}", "bad"))
-    output.line(f"next: orchestrator list {shell_text(file)}")
-    return InspectedFile(
-        path=path,
-        kind="archive",
-        good=not damage,
-        bytes=size,
-        format_version=version,
-        records={tag_name(tag): count for tag, count in counts.items()},
-        duplicates=duplicates,
-        damage=tuple(map(DamageRecord.of, damage)),
-    )
+        document = InspectedFile(
+            path=path,
+            kind="archive",
+            good=not archive.damage,
+            bytes=archive.size,
+            format_version=head[FILE_HEADER_SIZE - 1],
+            records={tag_name(tag): count for tag, count in counts.items()},
+            duplicates=archive.duplicates,
+            damage=tuple(map(DamageRecord.of, archive.damage)),
+        )
+        damaged = plural(len(archive.damage), "place") if archive.damage else ""
+        rows = [("format version", str(document.format_version)), ("size", byte_text(archive.size))]
+        rows += [(tag_name(tag).replace("_", " "), f"{count:,}") for tag, count in counts.items() if count]
+        if archive.duplicates:
+            rows.append(("duplicates", f"{archive.duplicates:,}, left out"))
+    lines = [styled(f"damage in the headers: {damaged}", "bad")] if damaged else []
+    return _Found(document, title, rows, [*lines, f"next: orchestrator list {shell_text(file)}"])
 
 
-def _inspect_binaries(output: Output, file: Path, identity: DeviceIdentity | None) -> InspectedFile:
+def _binaries(file: Path, identity: DeviceIdentity | None) -> _Found:
     from orchestrator.cli.documents import InspectedFile
     from orchestrator.errors import OrchestratorError
     from orchestrator.stores.binary_export import prove_export
     from orchestrator.stores.profile_file import ProfileIdentity
 
     path, size, kind = path_text(file), file.stat().st_size, "export of binaries"
-    output.line(styled(path, "head"), f"  a {kind}")
+    rows: list[tuple[str, str | Text]] = []
+    reason = ""
     try:
         found = prove_export(file)
     except OrchestratorError as error:
-        output.line(styled(str(error), "bad"))
-        return InspectedFile(path=path, kind=kind, good=False, bytes=size, reason=str(error))
-    holds = f"{plural(found.binaries, 'binary', 'binaries')} of {plural(found.pipelines, 'pipeline')}"
-    devices = [f"{each.device_name}, {each.driver_name} {each.driver_info}" for each in found.generations]
-    output.facts(
-        [
-            ("size", byte_text(size)),
-            ("state", styled("whole", "good")),
-            ("holds", holds),
-            *(("for", each) for each in devices),
+        reason = str(error)
+    else:
+        holds = f"{plural(found.binaries, 'binary', 'binaries')} of {plural(found.pipelines, 'pipeline')}"
+        rows = [("size", byte_text(size)), ("state", styled("whole", "good")), ("holds", holds)]
+        rows += [
+            ("for", f"{each.device_name}, {each.driver_name} {each.driver_info}")
+            for each in found.generations
         ]
-    )
-    reason = ""
-    if identity is not None:
-        mine = ProfileIdentity.of(identity)
-        if all(each.identity != mine for each in found.generations):
+        mine = None if identity is None else ProfileIdentity.of(identity)
+        if identity is not None and all(each.identity != mine for each in found.generations):
             reason = f"it has nothing for {identity.device_name}"
-            output.line(styled(reason, "bad"))
-    return InspectedFile(path=path, kind=kind, good=not reason, bytes=size, reason=reason)
+    document = InspectedFile(path=path, kind=kind, good=not reason, bytes=size, reason=reason)
+    return _Found(document, f"a {kind}", rows, [styled(reason, "bad")] if reason else [])
 
 
-def _inspect_stranger(output: Output, found: CacheFileInspection, head: bytes) -> InspectedFile:
+def _stranger(found: CacheFileInspection, head: bytes) -> _Found:
     from orchestrator.cli.documents import InspectedFile
 
-    path = path_text(found.path)
-    seems = _seems(found.path, head)
-    output.line(
-        styled(path, "head"),
-        "  ",
-        styled(f"{found.kind.value}, nor an archive" if head else found.kind.value, "bad"),
-    )
-    if seems:
-        output.line(f"it seems to be {seems}")
-    output.line(found.reason)
-    return InspectedFile(
-        path=path,
-        kind=found.kind.value,
+    kind, seems = found.kind.value, _seems(found.path, head)
+    document = InspectedFile(
+        path=path_text(found.path),
+        kind=kind,
         good=False,
         status=found.status,
         reason=found.reason,
         seems=seems,
     )
+    lines = [f"it seems to be {seems}"] if seems else []
+    title = styled(f"{kind}, nor an archive" if head else kind, "bad")
+    return _Found(document, title, lines=[*lines, found.reason])
 
 
 def _seems(path: Path, head: bytes) -> str:
@@ -282,9 +283,7 @@ def _verdict(found: CacheFileInspection, identity: DeviceIdentity) -> Offer:
     return Offer(accepted=status is LoadStatus.LOADED, status=status, field=field, detail=detail)
 
 
-def _inspect_cache(
-    output: Output, found: CacheFileInspection, identity: DeviceIdentity | None
-) -> InspectedFile:
+def _cache_file(found: CacheFileInspection, identity: DeviceIdentity | None) -> _Found:
     from msgspec import UNSET
 
     from orchestrator.cli.documents import HeaderRecord, InspectedFile, MadeFor
@@ -298,7 +297,6 @@ def _inspect_cache(
     verdict = None if identity is None else _verdict(found, identity)
     groups, problem = read_feature_groups(found.path)
     prefix, header = found.prefix_header, found.vulkan_header
-    output.line(styled(path_text(found.path), "head"), f"  {found.kind.value}")
     state = (
         styled("not known: bare data carries no hash", "warn")
         if bare
@@ -320,14 +318,13 @@ def _inspect_cache(
         taken = verdict.accepted
         words = "would be taken" if taken else f"refused, {verdict.status}: {verdict.detail}"
         rows.append(("offered to", styled(f"{identity.device_name}: {words}", "good" if taken else "bad")))
-    output.facts(rows)
+    lines: list[str | Text] = []
     for each in groups:
-        told = each.request.application
-        name = shown(told.application_name or "an application without a name")
-        output.line(f"made for {name}: {plural(each.pipelines, 'pipeline')}, {each.request.text}")
+        name = shown(each.request.application.application_name or "an application without a name")
+        lines.append(f"made for {name}: {plural(each.pipelines, 'pipeline')}, {each.request.text}")
     if not groups and prefix is not None:
-        output.line(styled(problem or "for which application it was made is not noted beside it", "warn"))
-    return InspectedFile(
+        lines.append(styled(problem or "for which application it was made is not noted beside it", "warn"))
+    document = InspectedFile(
         path=path_text(found.path),
         kind=found.kind.value,
         good=whole and (verdict is None or verdict.accepted),
@@ -343,3 +340,4 @@ def _inspect_cache(
             MadeFor(opened_as=RequestRecord.of(each.request), pipelines=each.pipelines) for each in groups
         ),
     )
+    return _Found(document, found.kind.value, rows, lines)

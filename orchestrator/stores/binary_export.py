@@ -28,9 +28,9 @@ from orchestrator.devices.binary_data import PipelineBinary
 from orchestrator.errors import OrchestratorError
 from orchestrator.stores.binary_store import BinaryStore, Generation, PutReport, StoredPipeline
 from orchestrator.stores.files.atomic_file import MacKey, content_hash128, read_capped, write_atomically
-from orchestrator.stores.kinds import BINARY_EXPORT_MAGIC
 from orchestrator.stores.profile_file import ProfileIdentity
 
+EXPORT_MAGIC: Final = b"\x89OPCB\r\n\x1a"
 _HEAD: Final = struct.Struct("<8sII")
 _LENGTH: Final = struct.Struct("<I")
 _VERSION: Final = 2
@@ -163,7 +163,7 @@ def _frames_of(held: _Held, count: _End) -> Iterator[bytes]:
         encoded = encode(content)
         return _LENGTH.pack(len(encoded)) + encoded
 
-    yield _HEAD.pack(BINARY_EXPORT_MAGIC, _VERSION, 0)
+    yield _HEAD.pack(EXPORT_MAGIC, _VERSION, 0)
     exported: set[bytes] = set()
     for about, pipelines in held:
         count.generations += 1
@@ -319,7 +319,7 @@ def prove_export(
 
 def _frames(path: Path, content: memoryview) -> Iterator[tuple[int, memoryview]]:
     """Offset and content of each frame, and of the proof."""
-    if len(content) < _HEAD.size or (head := _HEAD.unpack_from(content))[0] != BINARY_EXPORT_MAGIC:
+    if len(content) < _HEAD.size or (head := _HEAD.unpack_from(content))[0] != EXPORT_MAGIC:
         raise BinaryExportError(path, 0, "it is no export of binaries")
     if head[1:] != (_VERSION, 0):
         step = "export it again with this version"

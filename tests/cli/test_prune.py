@@ -46,11 +46,6 @@ def removed(call: Call, folder: Path, *options: str) -> dict[str, str]:
     return {Path(each["path"]).name: each["reason"] for each in done.document["removed"]}
 
 
-def test_nothing_to_remove(call: Call, folder: Path) -> None:
-    assert removed(call, folder) == {}
-    assert cache_path(folder, IDENTITY).exists()
-
-
 def test_everything_that_nobody_needs(call: Call, folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
     shutil.copy(path, previous_path(path))

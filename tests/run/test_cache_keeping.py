@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from orchestrator.devices.device import CacheMode, PipelineCache, PipelineSource
 from orchestrator.run.caches import CacheMerge
-from orchestrator.run.keeping import CacheKeeper, SaveDecider
+from orchestrator.run.keeping import CacheKeeper
 from orchestrator.run.options import MergePolicy, SavePolicy
 from orchestrator.run.records import CacheFileRecord, CacheSave, CompileReport, SaveReason
 from orchestrator.stores.cache_file import (
@@ -108,46 +108,6 @@ async def test_a_shared_cache_is_saved_while_pipelines_compile(
     assert not any(each.merged_with_others for each in report.cache_file.saves)
     assert any("while pipelines were compiled" in each for each in report.notes)
     assert hits(await compiled(archive, folder, Opener())) == 6
-
-
-async def test_a_save_may_begin_while_it_is_asked_what_is_due(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread that saves begins between two looks of the other one."""
-    entered, go_on, saved = threading.Event(), threading.Event(), threading.Event()
-    save = CacheKeeper._save
-
-    def watch_save(self: CacheKeeper, *arguments: Any) -> None:
-        entered.set()
-        assert go_on.wait(60)
-        save(self, *arguments)
-
-    def attempt(self: CacheKeeper, primary: PipelineSource, reason: SaveReason, wait_s: float) -> CacheSave:
-        saved.set()
-        return CacheSave(reason, saved_bytes=1)
-
-    def grown(self: SaveDecider) -> bool:
-        if entered.is_set():
-            go_on.set()
-            assert saved.wait(60)
-        return False
-
-    monkeypatch.setattr(CacheKeeper, "_save", watch_save)
-    monkeypatch.setattr(CacheKeeper, "_try", attempt)
-    monkeypatch.setattr(SaveDecider, "_has_grown", property(grown))
-    policy = SavePolicy(quiet_ns=10**15, overdue_ns=1, pause_ns=10**15)
-    keeper = CacheKeeper(strict_device(), tmp_path, LoadResult(LoadStatus.MISSING, tmp_path), policy)
-    with trio.fail_after(60):
-        async with keeper.beside(strict_device().create_pipeline_cache()):
-            keeper.progress(1)
-            while not keeper._due and not entered.is_set():
-                keeper.progress(1)
-            await trio.to_thread.run_sync(entered.wait, 60)
-            keeper.progress(2)
-            go_on.set()
-            await trio.to_thread.run_sync(saved.wait, 60)
-    assert [each.reason for each in keeper.saves] == [SaveReason.OVERDUE]
-    assert keeper._decider.new_pipelines == 1
 
 
 async def test_a_stop_during_a_save_saves_what_that_one_lacks(

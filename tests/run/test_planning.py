@@ -233,7 +233,7 @@ def test_a_device_that_answers_otherwise_is_decoded_for(tmp_path: Path) -> None:
     assert plans(tmp_path) == 1
 
 
-@pytest.mark.parametrize("at", [0, 70, 300, -1])
+@pytest.mark.parametrize("at", [0, -1])
 def test_a_damaged_plan_is_made_anew(at: int, tmp_path: Path) -> None:
     cold = compiled(sample_path(), tmp_path)
     whole = plan_bytes(tmp_path)

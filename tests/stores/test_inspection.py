@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from orchestrator.stores.cache_file import MAGIC, PREFIX_HEADER_SIZE, LoadStatus, PipelineCachePrefixHeader
-from orchestrator.stores.files.fault_injection import FaultyFileOperations
 from orchestrator.stores.inspection import CacheFileInspection, CacheFileKind, inspect_cache_file
-from tests.stores.samples import NAVI21, NAVI31, driver_data, file_content, sweep
+from tests.stores.samples import NAVI21, NAVI31, driver_data, file_content
 
 
 def inspect(path: Path, content: bytes) -> CacheFileInspection:
@@ -28,17 +24,6 @@ def test_a_good_file_says_what_it_is_for(tmp_path: Path) -> None:
     assert found.vulkan_header is not None
     assert found.vulkan_header.pipeline_cache_uuid == NAVI21.pipeline_cache_uuid
     assert found.data_hash_matches is True
-
-
-def test_what_is_no_cache_file_is_held_once(tmp_path: Path) -> None:
-    size = 16 << 20
-    (tmp_path / "file").write_bytes(bytes(size))
-    tracemalloc.start()
-    try:
-        assert inspect_cache_file(tmp_path / "file").size == size
-        assert tracemalloc.get_traced_memory()[1] < 1.5 * size
-    finally:
-        tracemalloc.stop()
 
 
 def test_a_damaged_payload_keeps_its_identity(tmp_path: Path) -> None:
@@ -98,25 +83,3 @@ def test_a_link_that_a_person_names_is_followed(tmp_path: Path) -> None:
     assert (found.path, found.status) == (tmp_path / "link", LoadStatus.LOADED)
     (tmp_path / "loop").symlink_to("loop")
     assert inspect_cache_file(tmp_path / "loop").status is LoadStatus.UNREADABLE
-
-
-def test_no_fault_raises(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(file_content())
-    for operations in sweep(6):
-        found = inspect_cache_file(tmp_path / "file", operations=operations)
-        assert found.kind in {CacheFileKind.CACHE_FILE, CacheFileKind.UNREADABLE}
-        assert operations.fired or found.status is LoadStatus.LOADED
-
-
-@given(st.binary(max_size=400), st.sampled_from([b"", MAGIC, file_content()[:12], driver_data()[:8]]))
-def test_no_content_raises(tmp_path_factory: pytest.TempPathFactory, content: bytes, start: bytes) -> None:
-    found = inspect(tmp_path_factory.getbasetemp() / "any", start + content)
-    assert found.status is not LoadStatus.LOADED
-    assert found.size == len(start + content)
-
-
-def test_inspection_reads_through_the_given_operations(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(file_content())
-    operations = FaultyFileOperations()
-    inspect_cache_file(tmp_path / "file", operations=operations)
-    assert [call.name for call in operations.calls[:2]] == ["resolve", "open_existing"]

@@ -17,14 +17,12 @@ from orchestrator.stores.cache_file import (
     LoadStatus,
     is_accused,
     load_into_cache,
-    save_cache_file,
     save_merged,
 )
 from orchestrator.stores.files.recovery import forgive_load, forgive_loads, loading_path, previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
 from tests.drivers import REPOSITORY
 from tests.stores.faults.sets import (
-    IDENTITY,
     NOTHING,
     OLD,
     OLDER,
@@ -192,17 +190,3 @@ def test_what_crashed_stays_where_a_process_is_saving(path: Path) -> None:
     with writer_lock(path):
         assert "it stays, since a process is saving" in load(path)[1].detail
     assert path.exists()
-
-
-def test_a_merge_does_not_give_the_driver_what_crashed(path: Path) -> None:
-    die_loading(path, OLD, times=2)
-    report = save_merged(SimulatedDevice(), path, data_of(OURS))
-    assert report.found is not None
-    assert report.found.status is LoadStatus.CRASHED_LAST_TIME
-    assert load(path)[0] == OURS
-
-
-def test_what_was_saved_meanwhile_is_not_accused(path: Path) -> None:
-    die_loading(path, OLD, times=2)
-    save_cache_file(path, IDENTITY, data_of(OURS))
-    assert load(path)[0] == OURS

@@ -26,7 +26,6 @@ from orchestrator.stores.cache_file import (
     load_into_cache,
     save_cache_file,
 )
-from orchestrator.stores.files.fault_injection import FAILURES, FaultyFileOperations
 
 KEYS = range(1, 21)
 
@@ -156,25 +155,6 @@ def test_a_quarantine_that_cannot_be_made_is_reported_and_no_failure(tmp_path: P
     assert (result.status, result.quarantined) == (LoadStatus.REJECTED_BY_DRIVER, None)
     assert "is not a directory; it did not move" in result.detail
     assert hits(device, cache) == 0
-
-
-def test_every_fault_while_a_file_is_refused_gives_a_cache(fast_path: Path) -> None:
-    path = saved(fast_path)
-    device = device_with(DriverBugs(create_fails_on_bad_data=True))
-    content = rejected(path, device)
-    clean = FaultyFileOperations()
-    load_into_cache(device, path, operations=clean)
-    for fault in FAILURES:
-        for at in range(len(clean.calls) + 1):
-            path.write_bytes(content)
-            operations = FaultyFileOperations(fault, at)
-            # A disk that fails at each load leaves each uncounted end behind as a death.
-            policy = LoadPolicy(tolerated_crashes=1 << 20)
-            cache, result = load_into_cache(device, path, policy, operations=operations)
-            assert result.status in {LoadStatus.REJECTED_BY_DRIVER, LoadStatus.UNREADABLE}
-            where = result.quarantined or path
-            assert where.read_bytes() == content
-            device.destroy_pipeline_cache(cache)
 
 
 def test_a_device_that_can_create_nothing_does_not_cost_the_file(tmp_path: Path) -> None:

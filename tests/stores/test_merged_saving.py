@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from orchestrator.errors import DriverError, ExternalSynchronizationError
 from orchestrator.stores.cache_file import (
     LoadPolicy,
     LoadStatus,
+    SaveReport,
     cache_path,
     load_into_cache,
     read_cache_file,
@@ -58,10 +58,8 @@ def with_bugs(bugs: DriverBugs) -> SimulatedDevice:
     return SimulatedDevice(SimulatedOptions(bugs=bugs))
 
 
-def cache_with(
-    device: SimulatedDevice, keys: Keys, *, externally_synchronized: bool = False
-) -> PipelineCache:
-    cache = device.create_pipeline_cache(externally_synchronized=externally_synchronized, name="ours")
+def cache_with(device: SimulatedDevice, keys: Keys, *, flagged: bool = False) -> PipelineCache:
+    cache = device.create_pipeline_cache(externally_synchronized=flagged, name="ours")
     compile_keys(device, cache, keys)
     return cache
 
@@ -71,39 +69,35 @@ def put(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
+def status_found(report: SaveReport) -> LoadStatus:
+    assert report.found is not None
+    return report.found.status
+
+
 @pytest.mark.parametrize("flagged", [True, False])
 def test_two_that_compiled_different_pipelines_lose_neither(path: Path, flagged: bool) -> None:
     first, second = SimulatedDevice(), SimulatedDevice()
-    ours = cache_with(second, OURS, externally_synchronized=flagged)
+    ours = cache_with(second, OURS, flagged=flagged)
     report = save_merged(first, path, cache_with(first, OLD))
     assert report.saved_bytes == path.stat().st_size
     assert (report.skipped, report.bytes_before, report.added_bytes) == (None, 0, len(data_of(OLD)))
     report = save_merged(second, path, ours)
     assert loaded_keys(path) == (UNION, LoadStatus.LOADED)
-    assert report.found is not None
-    assert (report.found.status, report.found.data) == (LoadStatus.LOADED, b"")
+    assert (status_found(report), report.note, report.leftovers) == (LoadStatus.LOADED, "", ())
     assert (report.bytes_before, report.bytes_after) == (len(data_of(OLD)), len(data_of(UNION)))
-    assert report.added_bytes == len(data_of(UNION)) - len(data_of(OLD))
-    assert (report.note, report.leftovers) == ("", ())
     # Ours is as it was, and nothing else is left.
     assert second.pipeline_cache_size(ours) == len(data_of(OURS))
     assert second.live_caches == 1
 
 
-def test_data_is_merged_as_a_cache_is(path: Path) -> None:
-    device = SimulatedDevice()
-    save_merged(device, path, data_of(OLD))
+@pytest.mark.parametrize("flags", [True, False])
+def test_data_is_merged_as_a_cache_is_on_any_device(path: Path, flags: bool) -> None:
+    features = simulated_features(externally_synchronized_caches=flags)
+    device = SimulatedDevice(evolve(SimulatedOptions(), features=features))
+    assert status_found(save_merged(device, path, data_of(OLD))) is LoadStatus.MISSING
     save_merged(device, path, data_of(OURS))
     assert loaded_keys(path)[0] == UNION
     assert device.live_caches == 0
-
-
-def test_a_device_without_the_flag_merges_too(path: Path) -> None:
-    features = simulated_features(externally_synchronized_caches=False)
-    device = SimulatedDevice(evolve(SimulatedOptions(), features=features))
-    put(path, file_of(OLD))
-    save_merged(device, path, data_of(OURS))
-    assert loaded_keys(path)[0] == UNION
 
 
 def test_nothing_new_writes_nothing_but_makes_the_name_last(path: Path) -> None:
@@ -115,8 +109,7 @@ def test_nothing_new_writes_nothing_but_makes_the_name_last(path: Path) -> None:
     assert report.skipped == "nothing is new: what is there holds all of it"
     assert path.stat().st_mtime_ns == before
     names = [call.name for call in operations.calls]
-    assert names.count("sync_directory") == 1
-    assert "rename" not in names
+    assert (names.count("sync_directory"), names.count("rename")) == (1, 0)
 
     class Broken(FileOperations):
         def sync_directory(self, directory: Path) -> None:
@@ -135,48 +128,42 @@ def test_an_empty_cache_is_not_saved(path: Path) -> None:
 
 def test_without_the_lock_nothing_is_done(path: Path) -> None:
     put(path, file_of(OLD))
-    device = SimulatedDevice()
     with writer_lock(path) as held:
         assert held
-        report = save_merged(device, path, data_of(OURS), lock_wait_s=0)
+        report = save_merged(SimulatedDevice(), path, data_of(OURS), lock_wait_s=0)
     assert (report.saved_bytes, report.found) == (0, None)
     assert report.skipped == "another process is saving this file, and did not finish within 0 s"
     assert readable(path) == [OLD]
 
 
 def test_what_loaded_in_a_merge_becomes_the_previous_one(path: Path) -> None:
-    device = SimulatedDevice()
     for keys in (OLDER, OLD, OURS):
-        save_merged(device, path, data_of(keys))
+        save_merged(SimulatedDevice(), path, data_of(keys))
     assert readable(path) == [UNION, OLDER | OLD]
 
 
-def test_what_is_damaged_is_replaced_by_what_the_previous_one_gives(path: Path) -> None:
+@pytest.mark.parametrize(("older", "gives"), [(OLDER, OLDER | OURS), (UNION, UNION)])
+def test_what_is_damaged_is_replaced_by_what_the_previous_one_gives(
+    path: Path, older: Keys, gives: Keys
+) -> None:
+    """Also where nothing is new."""
     device = SimulatedDevice()
-    save_merged(device, path, data_of(OLDER))
-    save_merged(device, path, data_of(OLD))
+    save_merged(device, path, data_of(older))
+    save_merged(device, path, data_of(frozenset({99})))
     path.write_bytes(path.read_bytes()[:-1])
     report = save_merged(device, path, data_of(OURS))
+    assert report.skipped is None
     assert report.found is not None
     assert report.found.instead_of is not None
     assert report.found.instead_of.status is LoadStatus.TRUNCATED
-    assert readable(path) == [OLDER | OURS, OLDER]
-
-
-def test_a_damaged_current_is_replaced_though_nothing_is_new(path: Path) -> None:
-    device = SimulatedDevice()
-    save_merged(device, path, data_of(UNION))
-    save_merged(device, path, data_of(frozenset({99})))
-    path.write_bytes(b"")
-    report = save_merged(device, path, data_of(OURS))
-    assert (report.skipped, report.added_bytes) == (None, 0)
-    assert readable(path) == [UNION, UNION]
+    assert readable(path) == [gives, older]
 
 
 def test_another_driver_s_file_is_replaced(path: Path) -> None:
-    old = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(uuid_not_bumped=True)))
-    new = SimulatedDevice(
-        SimulatedOptions(identity=simulated_identity(driver_version=2), bugs=DriverBugs(uuid_not_bumped=True))
+    bugs = DriverBugs(uuid_not_bumped=True)
+    old, new = (
+        SimulatedDevice(SimulatedOptions(identity=simulated_identity(driver_version=version), bugs=bugs))
+        for version in (1, 2)
     )
     path = cache_path(path.parent, new.identity)
     assert cache_path(path.parent, old.identity) == path
@@ -184,7 +171,6 @@ def test_another_driver_s_file_is_replaced(path: Path) -> None:
     report = save_merged(new, path, cache_with(new, OURS))
     assert report.found is not None
     assert (report.found.status, report.found.field) == (LoadStatus.OTHER_DRIVER, "driverVersion")
-    assert report.saved_bytes
     assert load_into_cache(new, path)[1].status is LoadStatus.LOADED
 
 
@@ -206,45 +192,47 @@ def test_what_cannot_be_read_is_not_replaced(path: Path, suffix: str) -> None:
     path.with_name(path.name + ".previous").write_bytes(file_of(OLDER))
     before = sorted((each.name, each.read_bytes()) for each in path.parent.iterdir())
     report = save_merged(SimulatedDevice(), path, data_of(OURS), operations=Unreadable(suffix))
-    assert report.saved_bytes == 0
-    assert report.lost
-    assert report.skipped is not None
-    assert "is not replaced, since it may be good: UNREADABLE: " in report.skipped
+    assert (report.saved_bytes, report.lost) == (0, True)
+    assert "is not replaced, since it may be good: UNREADABLE: " in (report.skipped or "")
     after = [each for each in path.parent.iterdir() if each.suffix != ".lock"]
     assert sorted((each.name, each.read_bytes()) for each in after) == before
 
 
-def test_what_is_over_the_cap_does_not_keep_later_ones_out(path: Path) -> None:
-    put(path, file_of(UNION))
-    policy = LoadPolicy(cap=len(file_of(UNION)) - 1)
-    report = save_merged(SimulatedDevice(), path, data_of(OLDER), policy)
-    assert report.saved_bytes
-    assert readable(path) == [OLDER]
-    assert [each.read_bytes() for each in path.parent.glob("quarantine/*")] == [file_of(UNION)]
+def over_the_cap(path: Path) -> LoadPolicy:
+    return LoadPolicy(cap=path.stat().st_size - 1)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="unsupported: no POSIX permissions")
+def distrusted(path: Path) -> LoadPolicy:
+    path.chmod(0o664)
+    return LoadPolicy()
+
+
+def of_another_version(path: Path) -> LoadPolicy:
+    content = path.read_bytes()
+    path.write_bytes(content[:8] + bytes([content[8] + 1]) + content[9:])
+    return LoadPolicy()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "status"),
+    [
+        (over_the_cap, "TOO_LARGE"),
+        (distrusted, "UNTRUSTED_PERMISSIONS"),
+        (of_another_version, "UNSUPPORTED_VERSION"),
+    ],
+)
 @pytest.mark.parametrize("suffix", ["", ".previous"])
-def test_what_is_not_trusted_is_kept_in_the_quarantine(path: Path, suffix: str) -> None:
-    distrusted = path.with_name(path.name + suffix)
-    put(distrusted, file_of(UNION))
-    distrusted.chmod(0o664)
-    report = save_merged(SimulatedDevice(), path, data_of(OLDER))
-    assert report.saved_bytes
+def test_what_may_be_good_for_others_is_kept_in_the_quarantine(
+    path: Path, spoil: object, status: str, suffix: str
+) -> None:
+    there = path.with_name(path.name + suffix)
+    put(there, file_of(UNION))
+    policy = spoil(there)  # type: ignore[operator]
+    content = there.read_bytes()
+    report = save_merged(SimulatedDevice(), path, data_of(OLDER), policy)
     [moved] = path.parent.glob("quarantine/*")
-    assert moved.read_bytes() == file_of(UNION)
-    assert report.note == f"{distrusted} was UNTRUSTED_PERMISSIONS, and is now {moved}"
-    assert readable(path) == [OLDER]
-
-
-def test_what_another_version_wrote_is_kept_in_the_quarantine(path: Path) -> None:
-    later = bytearray(file_of(UNION))
-    later[8] += 1
-    put(path, bytes(later))
-    report = save_merged(SimulatedDevice(), path, data_of(OLDER))
-    [moved] = path.parent.glob("quarantine/*")
-    assert moved.read_bytes() == later
-    assert report.note == f"{path} was UNSUPPORTED_VERSION, and is now {moved}"
+    assert moved.read_bytes() == content
+    assert report.note == f"{there} was {status}, and is now {moved}"
     assert readable(path) == [OLDER]
 
 
@@ -252,16 +240,11 @@ def test_what_is_over_the_cap_when_merged_does_not_keep_later_ones_out(path: Pat
     put(path, file_of(OLD))
     policy = LoadPolicy(cap=max(len(file_of(OLD)), len(file_of(OURS))))
     report = save_merged(SimulatedDevice(), path, data_of(OURS), policy)
-    assert report.saved_bytes
     assert "ours alone is saved" in report.note
     assert readable(path) == [OURS, OLD]
-
-
-def test_data_over_the_cap_is_lost_and_says_so(path: Path) -> None:
     report = save_merged(SimulatedDevice(), path, data_of(OURS), LoadPolicy(cap=len(file_of(OURS)) - 1))
     assert report.lost
-    assert report.skipped is not None
-    assert "more than" in report.skipped
+    assert "more than" in (report.skipped or "")
 
 
 @pytest.mark.parametrize(
@@ -276,11 +259,9 @@ def test_a_driver_that_does_not_merge_costs_no_more_than_the_smaller_one(
     device = with_bugs(bugs)
     report = save_merged(device, path, data_of(OURS))
     why = "would not merge: vkMerge" if bugs.out_of_memory_operations else "this driver does not merge"
+    sizes = f"of what was there ({len(data_of(there))} bytes) and our cache ({len(data_of(OURS))} bytes)"
     assert why in report.note
-    assert (
-        f"of what was there ({len(data_of(there))} bytes) and our cache ({len(data_of(OURS))} bytes)"
-        in report.note
-    )
+    assert sizes in report.note
     assert loaded_keys(path)[0] == kept
     assert (report.saved_bytes == 0) == (there == UNION)
     assert device.live_caches == 0
@@ -315,10 +296,8 @@ def test_a_driver_that_merges_one_source_only_costs_no_more_than_the_smaller_one
 def test_a_driver_that_drops_what_it_is_given_keeps_ours(path: Path) -> None:
     put(path, file_of(OLD))
     device = with_bugs(DriverBugs(initial_data_dropped=True))
-    ours = cache_with(device, OURS)
-    report = save_merged(device, path, ours)
-    assert report.found is not None
-    assert report.found.status is LoadStatus.DROPPED_BY_DRIVER
+    report = save_merged(device, path, cache_with(device, OURS))
+    assert status_found(report) is LoadStatus.DROPPED_BY_DRIVER
     assert readable(path)[0] == OURS
     assert device.live_caches == 1
 
@@ -330,28 +309,24 @@ def test_a_driver_that_gives_no_data_is_the_caller_s_to_know(path: Path) -> None
     assert not path.parent.exists()
 
 
-def test_a_cache_in_use_is_not_merged(path: Path) -> None:
+class Busy(SimulatedDevice):
+    """Its caches come into use when they are merged."""
+
+    def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
+        with sources[-1].using("compiling"):
+            super().merge_pipeline_caches(destination, sources)
+
+
+@pytest.mark.parametrize("device", [SimulatedDevice(), Busy()], ids=["before", "meanwhile"])
+def test_a_cache_in_use_is_not_merged(path: Path, device: SimulatedDevice) -> None:
     put(path, file_of(OLD))
-    device = SimulatedDevice()
-    ours = cache_with(device, OURS, externally_synchronized=True)
-    with ours.using("compiling"), pytest.raises(ExternalSynchronizationError):
-        save_merged(device, path, ours)
-    assert readable(path) == [OLD]
-    assert device.live_caches == 1
-
-
-def test_a_cache_that_comes_into_use_meanwhile_changes_nothing(path: Path) -> None:
-    put(path, file_of(OLD))
-
-    class Busy(SimulatedDevice):
-        def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
-            with sources[-1].using("compiling"):
-                super().merge_pipeline_caches(destination, sources)
-
-    device = Busy()
-    ours = cache_with(device, OURS, externally_synchronized=True)
-    with pytest.raises(ExternalSynchronizationError):
-        save_merged(device, path, ours)
+    ours = cache_with(device, OURS, flagged=True)
+    if isinstance(device, Busy):
+        with pytest.raises(ExternalSynchronizationError):
+            save_merged(device, path, ours)
+    else:
+        with ours.using("compiling"), pytest.raises(ExternalSynchronizationError):
+            save_merged(device, path, ours)
     assert readable(path) == [OLD]
     assert device.live_caches == 1
     with writer_lock(path, wait_s=0) as held:
@@ -360,22 +335,13 @@ def test_a_cache_that_comes_into_use_meanwhile_changes_nothing(path: Path) -> No
 
 def test_only_what_the_policy_accepts_is_merged(path: Path) -> None:
     put(path, file_of(OLD))
-    updated = SimulatedDevice(
-        SimulatedOptions(identity=evolve(IDENTITY, driver_version=IDENTITY.driver_version + 1))
-    )
+    identity = evolve(IDENTITY, driver_version=IDENTITY.driver_version + 1)
+    updated = SimulatedDevice(SimulatedOptions(identity=identity))
     report = save_merged(updated, path, data_of(OURS), LoadPolicy(relax_driver_version=True))
     assert report.found is not None
     assert "accepted by policy" in report.found.detail
     assert report.added_bytes > 0
-    result = read_cache_file(path, updated.identity)
-    assert result.status is LoadStatus.LOADED
+    assert read_cache_file(path, identity).status is LoadStatus.LOADED
     assert save_cache_file(path, IDENTITY, data_of(OLD)).saved_bytes
     assert save_merged(updated, path, data_of(OURS)).bytes_before == 0
-
-
-def test_nothing_is_there_is_no_failure(path: Path) -> None:
-    report = save_merged(SimulatedDevice(), path, data_of(OLD))
-    assert report.found is not None
-    assert report.found.status is LoadStatus.MISSING
-    assert readable(path) == [OLD]
     assert loaded_keys(path.with_name("other")) == (NOTHING, LoadStatus.MISSING)

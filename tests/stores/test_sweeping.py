@@ -81,18 +81,3 @@ def test_a_directory_that_is_not_there_has_nothing_to_sweep(tmp_path: Path) -> N
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(SaveError, match="listing the directory failed"):
         sweep_directory(tmp_path / "file")
-
-
-def test_a_directory_is_listed_once_however_much_was_left(tmp_path: Path) -> None:
-    tmp_path.chmod(0o700)
-    for number in range(5):
-        (tmp_path / f".device-{number}.pipeline-cache.{'0' * 16}.tmp").touch()
-    listed = []
-
-    class Counted(FileOperations):
-        def list_directory(self, directory: Path) -> list[str]:
-            listed.append(directory)
-            return super().list_directory(directory)
-
-    assert len(sweep_directory(tmp_path, operations=Counted()).removed) == 5
-    assert listed == [tmp_path]

@@ -47,23 +47,14 @@ DEFLATE_RATIO = 1032
 
 @frozen
 class Target:
-    """Something that takes bytes.
+    """Something that takes bytes."""
 
-    Attributes:
-        name: For messages and counts.
-        call: Takes the bytes; raises typed errors only.
-        seeds: Good inputs, and bad ones worth starting from.
-        base_bytes: What it may allocate for any input.
-        bytes_a_byte: What it may allocate for each byte of input beyond that.
-        tokens: Pieces that mutations may put in.
-    """
-
-    name: str
-    call: Callable[[bytes], object]
-    seeds: Callable[[], tuple[bytes, ...]]
-    base_bytes: int
-    bytes_a_byte: int
-    tokens: tuple[bytes, ...] = ()
+    name: str  # For messages and counts.
+    call: Callable[[bytes], object]  # Takes the bytes; raises typed errors only.
+    seeds: Callable[[], tuple[bytes, ...]]  # Good inputs, and bad ones worth starting from.
+    base_bytes: int  # What it may allocate for any input.
+    bytes_a_byte: int  # What it may allocate for each byte of input beyond that.
+    tokens: tuple[bytes, ...] = ()  # Pieces that mutations may put in.
 
 
 def judge(target: Target, data: bytes) -> str | None:

@@ -50,25 +50,15 @@ class NoLocks(FileOperations):
 
 @frozen
 class Options:
-    """What to do.
+    """What to do."""
 
-    Attributes:
-        directory: Where to save.
-        seed: Decides who is killed when.
-        kills: How many.
-        longest_ms: A writer lives so long at most.
-        locks: Leave the lock in.
-        opener_saves: The opener saves after so many loads.
-        stop_at_first: End when something is wrong.
-    """
-
-    directory: str
-    seed: int
-    kills: int
-    longest_ms: float = 240.0
-    locks: bool = True
-    opener_saves: int = 3
-    stop_at_first: bool = False
+    directory: str  # Where to save.
+    seed: int  # Decides who is killed when.
+    kills: int  # How many.
+    longest_ms: float = 240.0  # A writer lives so long at most.
+    locks: bool = True  # Leave the lock in.
+    opener_saves: int = 3  # The opener saves after so many loads.
+    stop_at_first: bool = False  # End when something is wrong.
 
     @property
     def operations(self) -> FileOperations:
@@ -78,21 +68,13 @@ class Options:
 
 @define
 class Report:
-    """What happened.
+    """What happened."""
 
-    Attributes:
-        kills: Writers that were killed.
-        killed_unacknowledged: Of those, how many had acknowledged nothing.
-        acknowledged: Saves that were acknowledged, the opener's included.
-        opened: Loads of the opener.
-        wrong: What was wrong.
-    """
-
-    kills: int = 0
-    killed_unacknowledged: int = 0
-    acknowledged: int = 0
-    opened: int = 0
-    wrong: list[str] = field(factory=list)
+    kills: int = 0  # Writers that were killed.
+    killed_unacknowledged: int = 0  # Of those, how many had acknowledged nothing.
+    acknowledged: int = 0  # Saves that were acknowledged, the opener's included.
+    opened: int = 0  # Loads of the opener.
+    wrong: list[str] = field(factory=list)  # What was wrong.
 
 
 def forked(body: Callable[[], None]) -> int:

@@ -50,36 +50,22 @@ class _NameChange:
 
 @frozen(eq=False)
 class Event:
-    """One call that changed something, or made something last.
+    """One call that changed something, or made something last."""
 
-    Attributes:
-        names: A change of names.
-        written: A file whose content changed.
-        content: Its content after that.
-        synced: A file whose content lasts now.
-        synced_directory: A directory whose names last now.
-        mark: What the test noted here, such as a save that was acknowledged.
-    """
-
-    names: _NameChange | None = None
-    written: _File | None = None
-    content: bytes = b""
-    synced: _File | None = None
-    synced_directory: Path | None = None
-    mark: str | None = None
+    names: _NameChange | None = None  # A change of names.
+    written: _File | None = None  # A file whose content changed.
+    content: bytes = b""  # Its content after that.
+    synced: _File | None = None  # A file whose content lasts now.
+    synced_directory: Path | None = None  # A directory whose names last now.
+    mark: str | None = None  # What the test noted here, such as a save that was acknowledged.
 
 
 @define(eq=False)
 class ModelDisk(FileOperations):
-    """`FileOperations` in memory, with a record of every change. One thread at a time.
+    """`FileOperations` in memory, with a record of every change. One thread at a time."""
 
-    Attributes:
-        events: What happened, in order.
-        clock_ns: What files that are written now are said to be of.
-    """
-
-    events: list[Event] = field(factory=list)
-    clock_ns: int = 0
+    events: list[Event] = field(factory=list)  # What happened, in order.
+    clock_ns: int = 0  # What files that are written now are said to be of.
     _names: dict[Path, _File] = field(factory=dict)
     _open: dict[int, _Open] = field(factory=dict)
     _next: Iterator[int] = field(factory=lambda: itertools.count(1000))
@@ -127,7 +113,6 @@ class ModelDisk(FileOperations):
         return descriptor
 
     def open_new(self, path: Path) -> int:
-        """See `FileOperations.open_new`."""
         self._find(path.parent)
         if path in self._names:
             raise _error(errno.EEXIST)
@@ -135,18 +120,15 @@ class ModelDisk(FileOperations):
         return self._descriptor(self._names[path])
 
     def open_existing(self, path: Path) -> int:
-        """See `FileOperations.open_existing`."""
         return self._descriptor(self._find(path))
 
     def open_lock(self, path: Path) -> int:
-        """See `FileOperations.open_lock`."""
         self._find(path.parent)
         if path not in self._names:
             self._change(path.parent, (path, _File()))
         return self._descriptor(self._names[path])
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        """See `FileOperations.write`."""
         opened = self._open[descriptor]
         opened.file.content[opened.position : opened.position + len(data)] = data
         opened.position += len(data)
@@ -154,33 +136,27 @@ class ModelDisk(FileOperations):
         return len(data)
 
     def truncate(self, descriptor: int) -> None:
-        """See `FileOperations.truncate`."""
         self._open[descriptor].position = 0
         one = self._open[descriptor].file
         one.content.clear()
         self.events.append(Event(written=one))
 
     def read(self, descriptor: int, size: int) -> bytes:
-        """See `FileOperations.read`."""
         opened = self._open[descriptor]
         data = bytes(opened.file.content[opened.position : opened.position + size])
         opened.position += len(data)
         return data
 
     def fsync(self, descriptor: int) -> None:
-        """See `FileOperations.fsync`."""
         self.events.append(Event(synced=self._open[descriptor].file))
 
     def fstat(self, descriptor: int) -> FileStatus:
-        """See `FileOperations.fstat`."""
         return self._status(self._open[descriptor].file)
 
     def stat(self, path: Path) -> FileStatus:
-        """See `FileOperations.stat`."""
         return self._status(self._find(path))
 
     def lstat(self, path: Path) -> FileStatus:
-        """See `FileOperations.lstat`."""
         return self._status(self._find(path))
 
     def _status(self, one: _File) -> FileStatus:
@@ -190,60 +166,49 @@ class ModelDisk(FileOperations):
         )
 
     def close(self, descriptor: int) -> None:
-        """See `FileOperations.close`."""
         self.unlock(descriptor)
         del self._open[descriptor]
 
     def rename(self, source: Path, destination: Path) -> None:
-        """See `FileOperations.rename`."""
         one = self._find(source)
         if self._names.get(destination) is not one:
             self._change(destination.parent, (source, None), (destination, one))
 
     def link(self, source: Path, destination: Path) -> None:
-        """See `FileOperations.link`."""
         if destination in self._names:
             raise _error(errno.EEXIST)
         self._change(destination.parent, (destination, self._find(source)))
 
     def unlink(self, path: Path) -> None:
-        """See `FileOperations.unlink`."""
         self._find(path)
         self._change(path.parent, (path, None))
 
     def sync_directory(self, directory: Path) -> None:
-        """See `FileOperations.sync_directory`."""
         self.events.append(Event(synced_directory=directory))
 
     def list_directory(self, directory: Path) -> list[str]:
-        """See `FileOperations.list_directory`."""
         self._find(directory)
         return [path.name for path in self._names if path.parent == directory and path != directory]
 
     def make_directory(self, directory: Path) -> None:
-        """See `FileOperations.make_directory`."""
         if directory in self._names:
             raise _error(errno.EEXIST)
         self._change(directory.parent, (directory, _File(directory=True)))
 
     def resolve(self, path: Path) -> Path:
-        """See `FileOperations.resolve`."""
         return path
 
     def try_lock(self, descriptor: int) -> bool:
-        """See `FileOperations.try_lock`."""
         one = self._open[descriptor].file
         if one.locked_by in (None, descriptor):
             one.locked_by = descriptor
         return one.locked_by == descriptor
 
     def unlock(self, descriptor: int) -> None:
-        """See `FileOperations.unlock`."""
         if self._open[descriptor].file.locked_by == descriptor:
             self._open[descriptor].file.locked_by = None
 
     def effective_user(self) -> int:
-        """See `FileOperations.effective_user`."""
         return 0
 
 

@@ -39,21 +39,14 @@ from tests.stores.faults.sets import (
 
 @frozen
 class Situation:
-    """An operation, what it meets, and what may be there when it ended in whatever way.
+    """An operation, what it meets, and what may be there when it ended in whatever way."""
 
-    Attributes:
-        name: For messages.
-        meet: Puts files there.
-        act: Runs the operation; whether it promises that what it was to achieve is there now.
-        before: What a load gives before.
-        after: What a load gives once the promise is kept.
-    """
-
-    name: str
-    meet: Callable[[Path], None]
+    name: str  # For messages.
+    meet: Callable[[Path], None]  # Puts files there.
+    # Runs the operation; whether it promises that what it was to achieve is there now.
     act: Callable[[SimulatedDevice, Path, FileOperations], bool]
-    before: Keys
-    after: Keys
+    before: Keys  # What a load gives before.
+    after: Keys  # What a load gives once the promise is kept.
 
 
 def _files(current: bytes | None, previous: bytes | None = None) -> Callable[[Path], None]:

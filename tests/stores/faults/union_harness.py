@@ -40,46 +40,27 @@ UNION = 1500
 
 @frozen
 class Options:
-    """What to do.
+    """What to do."""
 
-    Attributes:
-        directory: Where to save.
-        selector: The device.
-        seed: Decides who is killed when.
-        kills: How many.
-        longest_s: Time between two kills, at most.
-        batch: Pipelines between two saves.
-    """
-
-    directory: str
-    selector: str
-    seed: int
-    kills: int
-    longest_s: float
-    batch: int = 50
+    directory: str  # Where to save.
+    selector: str  # The device.
+    seed: int  # Decides who is killed when.
+    kills: int  # How many.
+    longest_s: float  # Time between two kills, at most.
+    batch: int = 50  # Pipelines between two saves.
 
 
 @define
 class Report:
-    """What happened.
+    """What happened."""
 
-    Attributes:
-        kills: Processes that were killed.
-        hits: Pipelines of both sets that a new process finds in the file.
-        status: What became of the file when that process loaded it.
-        file_bytes: Its size.
-        quarantined: Files that were moved away.
-        left: Temporaries and sentinels that are left.
-        wrong: What was wrong.
-    """
-
-    kills: int = 0
-    hits: int = 0
-    status: str = ""
-    file_bytes: int = 0
-    quarantined: int = 0
-    left: int = 0
-    wrong: list[str] = field(factory=list)
+    kills: int = 0  # Processes that were killed.
+    hits: int = 0  # Pipelines of both sets that a new process finds in the file.
+    status: str = ""  # What became of the file when that process loaded it.
+    file_bytes: int = 0  # Its size.
+    quarantined: int = 0  # Files that were moved away.
+    left: int = 0  # Temporaries and sentinels that are left.
+    wrong: list[str] = field(factory=list)  # What was wrong.
 
 
 def compute_shader(number: int) -> bytes:

@@ -184,20 +184,6 @@ def test_another_process_creating_the_directory_first_is_no_error(tmp_path: Path
     assert (tmp_path / "a" / "b").is_dir()
 
 
-def test_every_fault_while_a_directory_is_created_is_a_save_error(tmp_path: Path) -> None:
-    operations = FaultyFileOperations()
-    ensure_directory(tmp_path / "counted" / "b", operations)
-    for number, faulty in enumerate(sweep(len(operations.calls))):
-        directory = tmp_path / str(number) / "b"
-        try:
-            ensure_directory(directory, faulty)
-        except SaveError:
-            assert faulty.fired
-        else:
-            assert not faulty.fired
-            assert directory.is_dir()
-
-
 def test_reads_up_to_the_cap(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(NEW)
     assert read_capped(tmp_path / "file", len(NEW)) == NEW
@@ -250,18 +236,6 @@ def test_a_file_that_grows_while_it_is_read_stays_under_the_cap(tmp_path: Path) 
     assert read_capped(tmp_path / "file", 100, GrowingOperations()) == NEW
     with pytest.raises(TooLargeError, match="grew beyond the 10 bytes"):
         read_capped(tmp_path / "file", 10, GrowingOperations())
-
-
-def test_every_fault_while_reading_is_a_read_error_or_the_whole_content(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(NEW)
-    clean = FaultyFileOperations()
-    read_capped(tmp_path / "file", 100, clean)
-    for operations in sweep(len(clean.calls)):
-        try:
-            assert read_capped(tmp_path / "file", 100, operations) == NEW
-        except ReadError:
-            assert operations.fired
-        assert_no_open_descriptors(operations)
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o777, 0o600)])

@@ -116,10 +116,3 @@ def test_only_the_shim_touches_files(path: Path) -> None:
 )
 def test_an_access_beside_the_shim_is_found(source: str) -> None:
     assert list(accesses(ast.parse(source)))
-
-
-@pytest.mark.parametrize(
-    "source", ["operations.stat(p)", "self.operations.unlink(p)", "os.strerror(5)", "p.name"]
-)
-def test_what_is_no_access_is_not_found(source: str) -> None:
-    assert not list(accesses(ast.parse(source)))

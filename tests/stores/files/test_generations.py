@@ -13,7 +13,6 @@ from orchestrator.stores.files.recovery import counted_load, previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
 from tests.stores.faults.sets import (
     IDENTITY,
-    NOTHING,
     OLD,
     OLDER,
     OURS,
@@ -97,13 +96,6 @@ def test_where_both_are_damaged_both_are_named(tmp_path: Path) -> None:
     assert result.instead_of is None
 
 
-def test_a_missing_current_and_a_bad_previous_is_the_bad_one(tmp_path: Path) -> None:
-    path = path_in(tmp_path)
-    previous_path(path).write_bytes(b"no cache file")
-    _, result = load_into_cache(strict_device(), path)
-    assert (result.status, result.path) == (LoadStatus.BAD_MAGIC, previous_path(path))
-
-
 def test_a_reader_leaves_the_previous_one_where_a_writer_is_at_work(tmp_path: Path) -> None:
     path = path_in(tmp_path)
     save(path, OLDER)
@@ -178,8 +170,3 @@ def test_two_names_of_one_file_leave_no_third(tmp_path: Path) -> None:
     save(path, OURS)
     assert readable(path) == [OURS, OLD]
     assert not list(tmp_path.glob(".*"))
-
-
-def test_nothing_saved_is_nothing_loaded(tmp_path: Path) -> None:
-    assert loaded_keys(path_in(tmp_path)) == (NOTHING, LoadStatus.MISSING)
-    assert list(tmp_path.iterdir()) == []

@@ -8,7 +8,6 @@ import pytest
 
 from orchestrator.stores.files.fault_injection import FaultyFileOperations
 from orchestrator.stores.files.recovery import QuarantineError, quarantine_file
-from tests.stores.samples import sweep
 
 
 def refuse(path: Path, number: int) -> Path:
@@ -50,23 +49,3 @@ def test_both_names_of_a_moved_file_are_made_to_last(tmp_path: Path) -> None:
     after = operations.calls[names.index("rename") + 1 :]
     synced = {call.path for call in after if call.name == "sync_directory"}
     assert synced == {moved.parent, tmp_path}
-
-
-def test_every_fault_leaves_the_file_in_one_of_the_two_places(tmp_path: Path) -> None:
-    clean = FaultyFileOperations()
-    (tmp_path / "file").write_bytes(b"content")
-    quarantine_file(tmp_path / "file", clean)
-    for number, operations in enumerate(sweep(len(clean.calls))):
-        path = tmp_path / str(number) / "file"
-        path.parent.mkdir()
-        path.write_bytes(b"content")
-        moved_to = None
-        try:
-            moved_to = quarantine_file(path, operations)
-        except QuarantineError as error:
-            assert operations.fired
-            moved_to = error.moved_to
-        else:
-            assert not operations.fired
-        assert (moved_to or path).read_bytes() == b"content"
-        assert path.exists() == (moved_to is None)

@@ -138,11 +138,3 @@ def test_a_directory_in_the_place_of_the_lock_is_told(tmp_path: Path) -> None:
         writer_lock(tmp_path / "file"),
     ):
         pytest.fail("the block is not entered")
-
-
-def test_a_lock_that_fails_is_a_save_error(tmp_path: Path) -> None:
-    with (
-        pytest.raises(SaveError, match=r"locking file\.lock failed: No such file or directory"),
-        writer_lock(tmp_path / "missing" / "file"),
-    ):
-        pytest.fail("the block is not entered")
