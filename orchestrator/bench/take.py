@@ -62,7 +62,7 @@ from orchestrator.devices.request import PIPELINE_BINARIES
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.run.binaries import HeldPipelines
 from orchestrator.run.compile import with_features
-from orchestrator.run.compile_schedule import CompileSchedule
+from orchestrator.run.compile_schedule import CompileSchedule, describe
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.openers import ProfiledOpener, QuarantinedSet
@@ -73,7 +73,6 @@ from orchestrator.run.options import (
     available_workers,
     unsteered_schedule,
 )
-from orchestrator.run.recompiled import describe
 from orchestrator.run.records import OutcomeStatus, RunReport, plain_text, status_code
 from orchestrator.schedule.options import Followers
 from orchestrator.sets.image.rearranged import repeat_pipelines

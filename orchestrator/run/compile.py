@@ -37,7 +37,7 @@ from orchestrator.devices.request import PIPELINE_BINARIES, DeviceRequest, Featu
 from orchestrator.errors import DeviceError, DriverError, expect
 from orchestrator.process import StageClock
 from orchestrator.registry import registry
-from orchestrator.run.compile_schedule import CompileSchedule
+from orchestrator.run.compile_schedule import CompileSchedule, recompiled_note
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.first_error import first_error
 from orchestrator.run.identification import Identification
@@ -53,7 +53,6 @@ from orchestrator.run.options import (
     directory_to_keep,
 )
 from orchestrator.run.planning import CompilePlan
-from orchestrator.run.recompiled import recompiled_note
 from orchestrator.run.records import (
     CREATED_CODES,
     CompileReport,

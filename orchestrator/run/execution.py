@@ -20,7 +20,7 @@ from orchestrator.devices.device import Device, PipelineSource, PreparedPipeline
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.run.caches import MergedHook
 from orchestrator.run.commands import AnyCommand, Budget, Cancel, Promote
-from orchestrator.run.options import RUN_DEFAULTS, RunOptions, time_limit_ns, unsteered_schedule
+from orchestrator.run.options import RUN_DEFAULTS, RunOptions, duration_ns, unsteered_schedule
 from orchestrator.run.records import ProgressCallback, RunReport
 from orchestrator.run.session import PipelineSession
 from orchestrator.run.steering import PRIORITIES, Settlement, Steering, Wait
@@ -122,7 +122,7 @@ class _SteeredRun:
 
     def _begin(self) -> None:
         """Obey the commands in effect, before the first batch."""
-        if (limit_ns := time_limit_ns(self.time_limit_s)) is not None:
+        if (limit_ns := duration_ns(self.time_limit_s)) is not None:
             self._end_ns = time.perf_counter_ns() + limit_ns
         self._has_begun = True
         if self.steering.stop.is_set():
@@ -147,7 +147,7 @@ class _SteeredRun:
             elif isinstance(each, Cancel):
                 cancellations.append(session.begin_cancel(self._numbers(each)))
             elif isinstance(each, Budget) and self._has_begun:
-                self._limit_time(time_limit_ns(each.seconds) or 0)
+                self._limit_time(duration_ns(each.seconds) or 0)
 
         async def wait() -> None:
             for cancelled in cancellations:

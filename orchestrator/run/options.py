@@ -101,7 +101,7 @@ def check_skipped(skipped: object, count: int | None = None) -> None:
         raise ValueError(f"'skipped' names pipeline {wrong[0]}; the image has 0 to {count - 1}")
 
 
-def time_limit_ns(seconds: float | None) -> int | None:
+def duration_ns(seconds: float | None) -> int | None:
     """A time limit in ns; None where there is none: for None, infinity, and what no clock can count.
 
     Raises:

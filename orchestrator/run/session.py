@@ -33,7 +33,7 @@ from attrs import evolve, field, frozen
 from orchestrator.devices.device import Device, PipelineSource, PreparedPipelines
 from orchestrator.errors import DeviceError, unexpected
 from orchestrator.run.caches import MergedHook
-from orchestrator.run.options import NO_WORKER_CACHES, RUN_DEFAULTS, RunOptions, time_limit_ns
+from orchestrator.run.options import NO_WORKER_CACHES, RUN_DEFAULTS, RunOptions, duration_ns
 from orchestrator.run.records import (
     INTERVAL_S,
     Hash,
@@ -286,7 +286,7 @@ class PipelineSession:
             ValueError: There is no such pipeline, or the time is negative or no number.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
-        limit_ns = time_limit_ns(timeout_s)
+        limit_ns = duration_ns(timeout_s)
         outcome = self.begin_require(pipeline)
         with trio.move_on_after(math.inf if limit_ns is None else limit_ns / 1e9):
             return await outcome()
@@ -341,7 +341,7 @@ class PipelineSession:
         Raises:
             ValueError: It is negative, or no number.
         """
-        limit_ns = time_limit_ns(seconds)
+        limit_ns = duration_ns(seconds)
         if not self._closing:
             self.exchange.limit_time(limit_ns)
             self._limit_ns = limit_ns

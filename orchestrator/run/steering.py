@@ -32,7 +32,7 @@ from orchestrator.run.commands import (
     Urgency,
     checked_keys,
 )
-from orchestrator.run.options import time_limit_ns
+from orchestrator.run.options import duration_ns
 from orchestrator.run.records import OutcomeStatus, OutcomeTable, status_code
 from orchestrator.run.vetting import TryPipelines
 from orchestrator.schedule.options import Priority
@@ -187,7 +187,7 @@ class Steering:
         Raises:
             ValueError: It is negative, or no number.
         """
-        limit_ns = time_limit_ns(seconds)
+        limit_ns = duration_ns(seconds)
         is_bounded = limit_ns is not None and limit_ns <= MOST_SECONDS * 1e9
         return self.send(Budget(seconds=seconds if is_bounded else None))
 
@@ -246,6 +246,6 @@ class Steering:
         """When the budget is over, by time.perf_counter_ns; it begins now, if it had not begun."""
         budget = self._in_effect.budget
         if self._begun is None or self._begun[0] is not budget:
-            limit_ns = time_limit_ns(budget.seconds)
+            limit_ns = duration_ns(budget.seconds)
             self._begun = budget, None if limit_ns is None else time.perf_counter_ns() + limit_ns
         return self._begun[1]

@@ -12,7 +12,7 @@ import trio
 
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.simulated import SimulatedDevice
-from orchestrator.run.recompiled import describe, recompiled_note
+from orchestrator.run.compile_schedule import describe, recompiled_note
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import WHOLE, Subset
