@@ -339,13 +339,9 @@ class RotatingCreator(Creator):
         return max(0.0, (self._since_ns + self.caches.rotation_age_ns(now_ns) - now_ns) / 1e9)
 
     def _is_due(self, now_ns: int) -> bool:
-        caches, policy = self.caches, self.caches.policy
-        gained_bytes = self._compiled * caches.bytes_a_pipeline
-        return (
-            (policy.batches is not None and self._batches >= policy.batches)
-            or (policy.gained_bytes is not None and gained_bytes >= policy.gained_bytes)
-            or now_ns >= self._since_ns + caches.rotation_age_ns(now_ns)
-        )
+        batches = self.caches.policy.batches
+        has_enough = batches is not None and self._batches >= batches
+        return has_enough or now_ns >= self._since_ns + self.caches.rotation_age_ns(now_ns)
 
     def _paused(self, began_ns: int) -> None:
         self.longest_pause_ns = max(self.longest_pause_ns, time.perf_counter_ns() - began_ns)
@@ -406,7 +402,6 @@ class RunCaches:
         rotates: Whether `serve` has anything to merge.
         guard: Keeps look-ups in the primary and merges apart.
         primary_is_filled: Whether a look-up may find something.
-        bytes_a_pipeline: What a pipeline took in the sources that were merged.
         refused: Why workers keep their sources, or "".
         data: The data of a primary that was made here, after `read_back`.
     """
@@ -426,7 +421,6 @@ class RunCaches:
     data: bytes | None = field(default=None, init=False)
     guard: PrimaryGuard = field(init=False)
     primary_is_filled: bool = field(default=False, init=False)
-    bytes_a_pipeline: int = field(default=16 << 10, init=False)
     refused: str = field(default="", init=False)
     _own_primary: PipelineSource | None = field(default=None, init=False)
     _make_fresh: Callable[[bytes, str], PipelineSource] = field(init=False)
@@ -439,7 +433,6 @@ class RunCaches:
     _merge: CacheMerge | None = field(default=None, init=False)  # at the barrier
     _began_ns: int = field(factory=time.perf_counter_ns, init=False)
     _made: int = field(default=0, init=False)
-    _hook_ns: int = field(default=0, init=False)
     _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
 
     @property
@@ -598,9 +591,7 @@ class RunCaches:
 
     def _call_hook(self, merge: CacheMerge) -> None:
         if self.on_merged is not None and self.primary is not None:
-            began = time.perf_counter_ns()
             self.on_merged(self.primary, merge)
-            self._hook_ns += time.perf_counter_ns() - began
 
     def _merge_rotated(self) -> None:
         with self._lock:
@@ -619,9 +610,6 @@ class RunCaches:
             )
         self._merges.append(merge)
         self.primary_is_filled |= merge.primary_bytes > self.primary.empty_bytes
-        start = max(self._seed_bytes, self.primary.header_bytes)
-        gained = sum(max(0, size - start) for size in self._rotated_bytes)
-        self.bytes_a_pipeline = max(1, gained // sum(each.pipelines for each in self._merges))
         with self._lock:
             del self._rotated[: len(merging)]
         for source in sources:
@@ -725,9 +713,7 @@ class RunCaches:
             pipelines=sum(each.pipelines for each in self._merges),
             source_bytes=sum(self._rotated_bytes),
             merge_ns=sum(each.merge_ns for each in self._merges),
-            hook_ns=self._hook_ns,
             longest_pause_ns=max(each.longest_pause_ns for each in rotating),
-            synchronized_by="lock" if self.guard.needed else "driver" if self._looks_up else "nothing",
         )
 
     def _rotation_warnings(self) -> list[str]:

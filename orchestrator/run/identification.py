@@ -1,11 +1,7 @@
 """Shader-module identifiers of one compile: what is known of its images' modules, and what is kept of it.
 
-The device asks the driver; `ShaderModuleIdentifierStore` keeps the answers beside the
-cache files; the set says who gives code (`PipelineSet.supplied_by`), which else is in its records.
-
-Guarantees: a file that cannot be read or written is a note, never an error. Where the device
-has no identifiers, a set that has its code is compiled as always, and one that has not gets all
-of it from its provider.
+A file that cannot be read or written is a note, never an error. Where the device has no identifiers, a set
+that has its code is compiled as always, and one that has not gets all of it from its provider.
 """
 
 from __future__ import annotations
@@ -45,6 +41,7 @@ class Identification:
     def begin(self, device: Device, image: CreateInfoImage) -> IdentifiedModules | None:
         """What is known of the modules of an image; None where it is to be prepared with its code."""
         provider = _with_records(self.provider, image)
+        identified = IdentifiedModules(image, provider, self._code)
         features = device.features
         if not (features.shader_module_identifiers and features.compile_required):
             lack = f"{device.identity.device_name} has no VK_EXT_shader_module_identifier"
@@ -52,8 +49,7 @@ class Identification:
                 self._say(f"{lack}: pipelines are created with their SPIR-V, as without identifiers")
                 return None
             self._say(f"{lack}: the code of every shader is asked for")
-            return IdentifiedModules(image, provider, self._code)
-        identified = IdentifiedModules(image, provider, self._code)
+            return identified
         self._store = None
         if self.directory is not None:
             self._store = ShaderModuleIdentifierStore(

@@ -132,8 +132,6 @@ class MergePolicy:
 
     Attributes:
         batches: Batches since the worker took the cache.
-        gained_bytes: Bytes that the cache has gained, estimated: what a pipeline took in the caches merged
-            before, or 16 KiB before the first merge, times the pipelines compiled in it.
         age_ns: Time since the worker took the cache.
         age_share: So much of the time since the run began takes the place of `age_ns` where it is less; 0
             for never.
@@ -141,7 +139,6 @@ class MergePolicy:
 
     rolling: bool = _switch(False)
     batches: int | None = _number(512, 1)
-    gained_bytes: int | None = _number(16 << 20, 1)
     age_ns: int | None = _number(2_000_000_000, 1)
     age_share: float = _number(0.0, 0, 1, whole=False)
 

@@ -575,9 +575,7 @@ class RollingReport(Record, frozen=True):
     pipelines: int  # Number of pipelines that were compiled into them.
     source_bytes: int  # Sum of their sizes.
     merge_ns: Nanoseconds  # Time of all these merges; other threads compile meanwhile.
-    hook_ns: Nanoseconds  # Time in `on_merged`; likewise.
     longest_pause_ns: Nanoseconds  # Longest time that merging cost a worker between two batches.
-    synchronized_by: str  # What keeps look-ups and merges apart: "driver", "lock" (one of ours) or "nothing".
 
 
 class MergeReport(Record, frozen=True):

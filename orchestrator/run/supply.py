@@ -4,13 +4,11 @@
     caller ─── urges, cancels ──> reorder ────────────┤  several at a time, never in a worker's thread
     schedule <── supplied, or excluded <── settle <───┴── provider ──> judged ──> identifier
 
-Guarantees: each shader is requested once for all pipelines and images that need it; images of several
-`Identification`s have a provider and supplied code each, so there once for each of these. None is requested
-while all pipelines that need it are cancelled. If the provider raises, gives no valid code, or does not
-answer in time, only the pipelines that need the shader fail. A stuck call of a provider occupies its thread,
-and one of the provider's concurrent calls, until it returns; no task waits for it. Where all of them are
-stuck, the time of the other shaders runs, too, so that a run ends.
-Assumptions: belongs to the trio thread, and lives as long as the workers of one run.
+Guarantees: each shader is requested once for all pipelines and images that share a provider, and not while
+all pipelines that need it are cancelled. Where the provider raises, gives no valid code, or does not answer
+in time, only the pipelines that need the shader fail. A stuck call occupies its thread, and one of the
+provider's concurrent calls, until it returns; no task waits for it. Where all of them are stuck, the time of
+the other shaders runs, too, so that a run ends. All of it belongs to the trio thread.
 """
 
 from __future__ import annotations

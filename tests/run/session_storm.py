@@ -1,18 +1,7 @@
-"""Random sessions, with checks during and after each.
+"""Random sessions, with checks during and after each; a storm of a seed has the same sessions.
 
-Steering sessions at random, many times, on the simulated device, whose caches check who uses them: a
-session that let a thread go, merged a cache in use, created a pipeline twice or forgot a waiter shows as an
+A session that let a thread go, merged a cache in use, created a pipeline twice or forgot a waiter shows as an
 error, as something left behind, or as a test that does not end.
-
-seed ─> mode, merge, workers, set, libraries, schedule ─> callers, each with a list of operations ─> how it
-ends ─> checks
-
-Operations: submit (with priority and group), submit_nowait, promote, require, wait, a budget, a frame,
-cancelling of pipelines, of a group, of all. Ends: the block is left, finish, close, an exception, or a
-cancelled scope at a random step or compile.
-
-Guarantees: a storm of a seed has the same sessions; which thread gets where first is the machine's choice,
-as in the field.
 """
 
 from __future__ import annotations
@@ -51,31 +40,18 @@ ENDS = ("leave", "leave", "finish", "close", "raise", "cancel")
 
 @frozen
 class SessionStorm:
-    """What came of a storm.
-
-    Attributes:
-        sessions: Sessions.
-        operations: Operations that their callers made.
-        reported: Sessions that ended with a report.
-        cancelled: Sessions whose scope was cancelled before they ended.
-        raised: Sessions that ended by an exception of the caller.
-        cancellations: Cancellations of pipelines, groups or all that returned.
-        at_rest: Those after which it was checked that the driver had none of the pipelines.
-        cancelled_jobs: Pipelines that were cancelled.
-        compiled: Pipelines that were compiled.
-        lost: Compiled pipelines that were not in the primary afterwards; must be 0.
-    """
+    """What came of a storm: how many of each."""
 
     sessions: int
-    operations: int
-    reported: int
-    cancelled: int
-    raised: int
-    cancellations: int
-    at_rest: int
+    operations: int  # of all their callers
+    reported: int  # sessions that ended with a report
+    cancelled: int  # sessions whose scope was cancelled before they ended
+    raised: int  # sessions that ended by an exception of the caller
+    cancellations: int  # cancellations of pipelines, groups or all that returned
+    at_rest: int  # those after which it was checked that the driver had none of the pipelines
     cancelled_jobs: int
     compiled: int
-    lost: int
+    lost: int  # compiled pipelines that were not in the primary afterwards; must be 0
 
 
 class _CallerError(Exception):

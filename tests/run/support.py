@@ -36,7 +36,7 @@ MODES_WITH_CACHE = (
 )
 
 ONE = ScheduleOptions(batch_limit=1)
-EACH_BATCH = MergePolicy(rolling=True, batches=1, gained_bytes=None, age_ns=None)
+EACH_BATCH = MergePolicy(rolling=True, batches=1, age_ns=None)
 
 
 class RefusingDevice(SimulatedDevice):

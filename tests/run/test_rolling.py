@@ -122,7 +122,6 @@ async def test_the_primary_can_be_read_while_workers_compile(mode: CacheMode) ->
     assert rolling.source_bytes >= sum(sum(merge.source_bytes) for merge, _, _ in saved)
     assert rolling.caches >= rolling.folds
     assert rolling.longest_pause_ns > 0
-    assert rolling.synchronized_by == ("driver" if mode is CacheMode.TWO_LEVEL else "nothing")
     assert report.cache_data is not None
     assert await hits_of(report.cache_data, 200) == 200
     assert device.live_caches == 0
@@ -131,7 +130,6 @@ async def test_the_primary_can_be_read_while_workers_compile(mode: CacheMode) ->
 @pytest.mark.parametrize(
     "policy",
     [
-        evolve(EACH_BATCH, batches=None, gained_bytes=6000),
         evolve(EACH_BATCH, batches=None, age_ns=1),
         evolve(EACH_BATCH, batches=3),
     ],
@@ -149,9 +147,6 @@ async def test_each_threshold_brings_about_merges(policy: MergePolicy) -> None:
     rolling = report.merge.rolling
     assert rolling is not None
     assert rolling.folds >= 2
-    if policy.gained_bytes is not None:
-        # 1,556 bytes a pipeline: batches of four are enough, once that is known from the first merge.
-        assert rolling.source_bytes / rolling.caches >= 6000
 
 
 @pytest.mark.parametrize("mode", ROLLING_MODES)
@@ -220,8 +215,6 @@ async def test_two_level_keeps_merges_and_look_ups_apart(merge_in_driver: bool) 
         check_sums(report)
         assert (report.cache_hits, report.compiled) == (40, 260)
         assert report.merge is not None
-        assert report.merge.rolling is not None
-        assert report.merge.rolling.synchronized_by == ("driver" if merge_in_driver else "lock")
         assert report.cache_data is not None
         assert await hits_of(report.cache_data) == 300
     assert device.live_caches == 0

@@ -23,11 +23,11 @@ from tests.drivers import run_on_device, unsupported
 
 NAVI21 = "radv:navi21"
 SMALL_BATCHES = ScheduleOptions(order=Order.GIVEN, batch_limit=4, expect_hits=1.0, target_ns=10**9)
-OFTEN = MergePolicy(rolling=True, batches=2, gained_bytes=None, age_ns=None)
+OFTEN = MergePolicy(rolling=True, batches=2, age_ns=None)
 
 
 def run_sample(selector: str, mode: str, rolling: bool, keep: str, start: str = "") -> dict[str, Any]:
-    """In a process of its own: run the sample from the data in one file, keep it in another, and tell."""
+    """In a process of its own: run a third of the sample from data in one file, and keep it in another."""
     data = Path(start).read_bytes() if start else b""
 
     async def main() -> dict[str, Any]:
@@ -36,7 +36,8 @@ def run_sample(selector: str, mode: str, rolling: bool, keep: str, start: str = 
             try:
                 if CacheMode(mode) is CacheMode.TWO_LEVEL and not device.features.compile_required:
                     return {"unsupported": "it cannot fail instead of compiling"}
-                prepared = device.prepare(build_image(source, source.pipelines, device.capabilities).image)
+                some = source.pipelines[::3]
+                prepared = device.prepare(build_image(source, some, device.capabilities).image)
                 read: list[int] = []
 
                 def on_merged(primary: Any, _merge: CacheMerge) -> None:
@@ -66,7 +67,6 @@ def run_sample(selector: str, mode: str, rolling: bool, keep: str, start: str = 
             "failed": len(report.failed),
             "bytes": len(report.cache_data or b""),
             "folds": folded.folds if folded is not None else 0,
-            "pause_ns": folded.longest_pause_ns if folded is not None else 0,
             "read": read,
             "warnings": list(merge.warnings) if merge is not None else [],
         }
@@ -115,5 +115,5 @@ def test_two_levels_hit_everything_from_a_saved_cache(tmp_path: Path) -> None:
 @pytest.mark.driver("lavapipe")
 def test_two_levels_on_a_driver_whose_cache_keeps_nothing(tmp_path: Path) -> None:
     found = sample_on("lavapipe", "two-level", tmp_path / "data", rolling=True)
-    assert found["compiled"] > 200
+    assert found["compiled"] > 60
     assert any("keeps nothing" in warning for warning in found["warnings"])
