@@ -2,11 +2,11 @@
 
 It covers the records that hold one Vulkan structure: samplers, layouts, render passes and pipelines; `hashes`
 has the others. A structure becomes a sequence of 32-bit words, which are hashed. Only the sources of the
-recorders define the order of the members, so it is written down here as data. A referenced record counts by
+recorders define the order of the members, so state_words.csv has it as data. A referenced record counts by
 its key, with one exception: the subpass of a graphics pipeline decides whether its colour-blend and
 depth/stencil state count.
 
-Each table entry is a list of steps in words:
+Each row of that table is a list of steps in words:
 
     member          its value: a number, an array, a structure by its own entry; nothing where it is null
     member?7        the same, and the number 7 where it is null; ``member?`` is ``member?0``
@@ -29,11 +29,13 @@ Assumptions: values were decoded by `documents`, so that each is in its C range.
 
 from __future__ import annotations
 
+import csv
 import functools
 import math
 import operator
 import struct as binary
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from attrs import frozen
@@ -43,181 +45,16 @@ from orchestrator.registry.tables import Member, Struct
 from orchestrator.sets.archive.hashes import hash_values
 from orchestrator.sets.image.documents import BARE_ARRAYS, WORD_ARRAYS, count_members, json_members
 
-_ATTACHMENT: Final = (
-    "flags initialLayout finalLayout format loadOp storeOp stencilLoadOp stencilStoreOp samples"
-)
-_DEPENDENCY: Final = (
-    "dependencyFlags dstAccessMask srcAccessMask srcSubpass dstSubpass srcStageMask dstStageMask"
-)
-_SUBPASS: Final = (
-    "flags #pColorAttachments #pInputAttachments #pPreserveAttachments pipelineBindPoint "
-    "pPreserveAttachments pColorAttachments pInputAttachments pResolveAttachments pDepthStencilAttachment?"
-)
-_HEAP: Final = "heapOffset samplerHeapOffset !embedded_sampler"
-_STRIDES: Final = "heapArrayStride samplerHeapArrayStride"
-_INDEX: Final = "heapIndexStride samplerHeapIndexStride useCombinedImageSamplerIndex"
-_PUSH: Final = "pushOffset samplerPushOffset"
-_ADDRESS: Final = "addressOffset samplerAddressOffset"
+
+def _rows(chained: str) -> dict[str, str]:
+    with Path(__file__).with_name("state_words.csv").open(encoding="utf-8", newline="") as file:
+        return {row["structure"]: row["words"] for row in csv.DictReader(file) if row["chained"] == chained}
 
 
-_STENCIL_FACES: Final = " ".join(
-    f"{face}.{name}@STENCIL_OP"
-    for face in ("front", "back")
-    for name in ("compareOp", "depthFailOp", "failOp", "passOp")
-)
-
-
-#: Steps for the structure of a record, and for the structures in it; of one that is not here, all members in
-#: declared order.
-OBJECTS: Final[dict[str, str]] = {
-    "VkSamplerCreateInfo": (
-        "!sampler_flags maxAnisotropy mipLodBias minLod maxLod minFilter magFilter mipmapMode compareEnable "
-        "compareOp anisotropyEnable addressModeU addressModeV addressModeW borderColor "
-        "unnormalizedCoordinates pNext"
-    ),
-    "VkDescriptorSetLayoutCreateInfo": "#pBindings flags pBindings pNext",
-    "VkDescriptorSetLayoutBinding": "binding descriptorCount descriptorType stageFlags !immutable_samplers",
-    "VkPipelineLayoutCreateInfo": "#pSetLayouts !set_layouts #pPushConstantRanges pPushConstantRanges flags",
-    "VkPushConstantRange": "stageFlags size offset",
-    "VkRenderPassCreateInfo": (
-        "!render_pass_flags #pAttachments #pDependencies #pSubpasses pAttachments pDependencies pSubpasses "
-        "pNext"
-    ),
-    "VkAttachmentDescription": _ATTACHMENT,
-    "VkSubpassDependency": _DEPENDENCY,
-    "VkSubpassDescription": _SUBPASS,
-    "VkRenderPassCreateInfo2": (
-        "flags #pAttachments #pDependencies #pSubpasses #pCorrelatedViewMasks =2 "
-        "pAttachments pDependencies pSubpasses pCorrelatedViewMasks pNext"
-    ),
-    "VkAttachmentDescription2": f"{_ATTACHMENT} pNext",
-    "VkSubpassDependency2": f"{_DEPENDENCY} viewOffset pNext",
-    "VkSubpassDescription2": f"{_SUBPASS} viewMask pNext",
-    "VkAttachmentReference2": "attachment layout aspectMask pNext",
-    "VkComputePipelineCreateInfo": (
-        "layout !flags !base_or_zero stage.module stage.pName stage.flags stage.stage "
-        "stage.pSpecializationInfo? stage.pNext pNext"
-    ),
-    "VkRayTracingPipelineCreateInfoKHR": (
-        "!flags maxPipelineRayRecursionDepth layout !base_or_zero #pStages pStages pLibraryInterface? "
-        "pDynamicState? #pGroups pGroups pLibraryInfo? pNext"
-    ),
-    "VkRayTracingPipelineInterfaceCreateInfoKHR": (
-        "maxPipelineRayHitAttributeSize maxPipelineRayPayloadSize pNext"
-    ),
-    "VkRayTracingShaderGroupCreateInfoKHR": (
-        "type anyHitShader closestHitShader generalShader intersectionShader pNext"
-    ),
-    "VkGraphicsPipelineCreateInfo": "!graphics",
-    "VkPipelineShaderStageCreateInfo": "flags pName stage module pSpecializationInfo? pNext",
-    "VkSpecializationInfo": "pData #pData #pMapEntries pMapEntries",
-    "VkSpecializationMapEntry": "offset size constantID",
-    "VkPipelineDynamicStateCreateInfo": "#pDynamicStates flags pDynamicStates pNext",
-    "VkPipelineDepthStencilStateCreateInfo": (
-        "flags depthBoundsTestEnable@DEPTH_BOUNDS_TEST_ENABLE depthCompareOp@DEPTH_COMPARE_OP "
-        "depthTestEnable@DEPTH_TEST_ENABLE depthWriteEnable@DEPTH_WRITE_ENABLE "
-        f"{_STENCIL_FACES} stencilTestEnable@STENCIL_TEST_ENABLE !depth_bounds !stencil_values pNext"
-    ),
-    "VkPipelineInputAssemblyStateCreateInfo": (
-        "flags primitiveRestartEnable@PRIMITIVE_RESTART_ENABLE topology pNext"
-    ),
-    "VkPipelineRasterizationStateCreateInfo": (
-        "flags cullMode@CULL_MODE depthClampEnable@DEPTH_CLAMP_ENABLE_EXT frontFace@FRONT_FACE "
-        "rasterizerDiscardEnable@RASTERIZER_DISCARD_ENABLE polygonMode@POLYGON_MODE_EXT "
-        "depthBiasEnable@DEPTH_BIAS_ENABLE !depth_bias lineWidth-LINE_WIDTH pNext"
-    ),
-    "VkPipelineMultisampleStateCreateInfo": (
-        "flags alphaToCoverageEnable@ALPHA_TO_COVERAGE_ENABLE_EXT alphaToOneEnable@ALPHA_TO_ONE_ENABLE_EXT "
-        "minSampleShading rasterizationSamples@RASTERIZATION_SAMPLES_EXT sampleShadingEnable !sample_mask "
-        "pNext"
-    ),
-    "VkPipelineViewportStateCreateInfo": (
-        "flags #pScissors@SCISSOR_WITH_COUNT #pViewports@VIEWPORT_WITH_COUNT pScissors-SCISSOR "
-        "pViewports-VIEWPORT pNext"
-    ),
-    "VkRect2D": "x y width height",
-    "VkPipelineVertexInputStateCreateInfo": (
-        "flags #pVertexAttributeDescriptions #pVertexBindingDescriptions "
-        "pVertexAttributeDescriptions pVertexBindingDescriptions pNext"
-    ),
-    "VkVertexInputAttributeDescription": "offset binding format location",
-    "VkVertexInputBindingDescription": "binding inputRate stride@VERTEX_INPUT_BINDING_STRIDE",
-    "VkPipelineColorBlendStateCreateInfo": (
-        "flags #pAttachments logicOpEnable@LOGIC_OP_ENABLE_EXT !logic_op !blend_attachments pNext"
-    ),
-    "VkPipelineTessellationStateCreateInfo": "flags patchControlPoints@PATCH_CONTROL_POINTS_EXT pNext",
-    "VkDescriptorSetAndBindingMappingEXT": (
-        "resourceMask descriptorSet firstBinding bindingCount pNext !mapping_source"
-    ),
-    "VkDescriptorMappingSourceConstantOffsetEXT": f"{_HEAP} {_STRIDES}",
-    "VkDescriptorMappingSourcePushIndexEXT": f"{_HEAP} {_STRIDES} {_INDEX} {_PUSH}",
-    "VkDescriptorMappingSourceIndirectIndexEXT": f"{_HEAP} {_STRIDES} {_INDEX} {_PUSH} {_ADDRESS}",
-    "VkDescriptorMappingSourceIndirectIndexArrayEXT": (
-        f"{_HEAP} {_INDEX} {_PUSH} useCombinedImageSamplerIndex {_ADDRESS}"
-    ),
-    "VkDescriptorMappingSourceShaderRecordIndexEXT": (
-        f"{_HEAP} {_STRIDES} {_INDEX} shaderRecordOffset samplerShaderRecordOffset"
-    ),
-}
-
-#: Steps, after the sType, for structures in pNext chains; else all members in declared order.
-CHAINED: Final[dict[str, str]] = {
-    "VkCustomResolveCreateInfoEXT": "customResolve !custom_resolve_formats",
-    "VkDepthBiasRepresentationInfoEXT": "!depth_bias_representation",
-    "VkDescriptorSetLayoutBindingFlagsCreateInfo": "#pBindingFlags pBindingFlags",
-    "VkFragmentShadingRateAttachmentInfoKHR": "!shading_rate_attachment",
-    "VkMemoryBarrier2": "!barrier",
-    "VkMutableDescriptorTypeCreateInfoEXT": "#pMutableDescriptorTypeLists pMutableDescriptorTypeLists",
-    "VkPipelineColorBlendAdvancedStateCreateInfoEXT": "!advanced_blend",
-    "VkPipelineColorWriteCreateInfoEXT": "#pColorWriteEnables pColorWriteEnables-COLOR_WRITE_ENABLE_EXT",
-    "VkPipelineCreateFlags2CreateInfo": "!flags_2",
-    "VkPipelineDiscardRectangleStateCreateInfoEXT": (
-        "flags discardRectangleMode@DISCARD_RECTANGLE_MODE_EXT #pDiscardRectangles "
-        "pDiscardRectangles-DISCARD_RECTANGLE_EXT"
-    ),
-    "VkPipelineFragmentShadingRateStateCreateInfoKHR": (
-        "fragmentSize-FRAGMENT_SHADING_RATE_KHR combinerOps-FRAGMENT_SHADING_RATE_KHR"
-    ),
-    "VkPipelineLibraryCreateInfoKHR": "#pLibraries pLibraries pNext",
-    "VkPipelineRasterizationConservativeStateCreateInfoEXT": (
-        "flags conservativeRasterizationMode@CONSERVATIVE_RASTERIZATION_MODE_EXT "
-        "extraPrimitiveOverestimationSize@EXTRA_PRIMITIVE_OVERESTIMATION_SIZE_EXT"
-    ),
-    "VkPipelineRasterizationDepthClipStateCreateInfoEXT": "flags depthClipEnable@DEPTH_CLIP_ENABLE_EXT",
-    "VkPipelineRasterizationLineStateCreateInfo": (
-        "lineRasterizationMode@LINE_RASTERIZATION_MODE_EXT stippledLineEnable@LINE_STIPPLE_ENABLE_EXT "
-        "!stipple"
-    ),
-    "VkPipelineRasterizationProvokingVertexStateCreateInfoEXT": (
-        "provokingVertexMode@PROVOKING_VERTEX_MODE_EXT"
-    ),
-    "VkPipelineRasterizationStateStreamCreateInfoEXT": "flags rasterizationStream@RASTERIZATION_STREAM_EXT",
-    "VkPipelineRenderingCreateInfo": "!rendering_formats",
-    "VkPipelineRobustnessCreateInfo": "images vertexInputs uniformBuffers storageBuffers",
-    "VkPipelineSampleLocationsStateCreateInfoEXT": (
-        "sampleLocationsEnable@SAMPLE_LOCATIONS_ENABLE_EXT !sample_locations"
-    ),
-    "VkPipelineTessellationDomainOriginStateCreateInfo": "domainOrigin@TESSELLATION_DOMAIN_ORIGIN_EXT",
-    "VkPipelineVertexInputDivisorStateCreateInfo": "#pVertexBindingDivisors pVertexBindingDivisors",
-    "VkPipelineViewportDepthClampControlCreateInfoEXT": "!depth_clamp_range",
-    "VkPipelineViewportDepthClipControlCreateInfoEXT": "negativeOneToOne@DEPTH_CLIP_NEGATIVE_ONE_TO_ONE_EXT",
-    "VkRenderPassInputAttachmentAspectCreateInfo": "#pAspectReferences pAspectReferences",
-    "VkRenderPassMultiviewCreateInfo": (
-        "#pViewMasks pViewMasks #pViewOffsets pViewOffsets #pCorrelationMasks pCorrelationMasks"
-    ),
-    "VkRenderingAttachmentLocationInfo": "#pColorAttachmentLocations pColorAttachmentLocations?",
-    "VkRenderingInputAttachmentIndexInfo": (
-        "#pColorAttachmentInputIndices pColorAttachmentInputIndices? "
-        "pDepthInputAttachmentIndex?65535 pStencilInputAttachmentIndex?65535"
-    ),
-    "VkSampleLocationsInfoEXT": (
-        "#pSampleLocations sampleLocationGridSize sampleLocationsPerPixel pSampleLocations"
-    ),
-    "VkSamplerBorderColorComponentMappingCreateInfoEXT": "srgb components",
-    "VkShaderDescriptorSetAndBindingMappingInfoEXT": "#pMappings !mapping_kinds pMappings",
-    "VkSubpassDescriptionDepthStencilResolve": "!depth_stencil_resolve",
-}
-
+OBJECTS: Final = _rows("")
+"""Steps for the structure of a record, and for the structures in it; else all members in declared order."""
+CHAINED: Final = _rows("chained")
+"""Steps, after the sType, for structures in pNext chains; else all members in declared order."""
 
 _MASK: Final = 0xFFFFFFFF
 _CLEARED_FLAGS: Final = 0x40 | 0x80 | 0x100 | 0x200 | 0x80000000

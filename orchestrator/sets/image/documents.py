@@ -359,6 +359,7 @@ def _decode(
 # looks like one is one, or a name of 16 digits.
 _HASH: Final = re.compile(rb'"([0-9a-f]{16}(?<!0000000000000000))"')
 _DATA: Final = re.compile(rb'"data":"([A-Za-z0-9+/]*={0,2})"')
+_S_TYPE: Final = re.compile(rb'"sType"\s*:\s*(\d{1,10})')
 _BASE64: Final = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
 _DIGITS: Final = b"0123456789abcdef"
 _LONGEST_REASON: Final = 400  # of why a document is refused; each pipeline that refers to it repeats it
@@ -520,34 +521,13 @@ def _explain(tag: RecordTag, key: int, text: bytes, error: Exception) -> RecordE
     if len(reason) > _LONGEST_REASON:  # a field has a name of megabytes, and what is behind it says where
         reason = f"{shown(reason)} {reason[-_LONGEST_REASON // 2 :]}"
     if "sType" in reason or "Invalid value" in reason:
-        for s_type in sorted(_chained_types(text)):
+        for s_type in sorted({int(each) for each in _S_TYPE.findall(text)}):
             known = structs_by_type().get(s_type)
             if known is None:
-                return UnknownStructureError(
-                    tag,
-                    key,
-                    f"a pNext chain holds sType {s_type}, which registry {registry().version} does not know",
-                )
-            if known.name in _NOT_IN_SETS:
-                return UnknownStructureError(
-                    tag, key, f"a pNext chain holds {known.name}, which refers to what a set cannot hold"
-                )
+                unknown = f"sType {s_type}, which registry {registry().version} does not know"
+            elif known.name in _NOT_IN_SETS:
+                unknown = f"{known.name}, which refers to what a set cannot hold"
+            else:
+                continue
+            return UnknownStructureError(tag, key, f"a pNext chain holds {unknown}")
     return RecordError(tag, key, f"not a valid document: {reason}")
-
-
-def _chained_types(text: bytes) -> set[int]:
-    found: set[int] = set()
-    try:
-        pending: list[Any] = [msgspec.json.decode(text)]
-    except (msgspec.DecodeError, RecursionError):
-        return found
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            chain = value.get("pNext")
-            entries = [each for each in chain if isinstance(each, dict)] if isinstance(chain, list) else []
-            found |= {each["sType"] for each in entries if isinstance(each.get("sType"), int)}
-            pending.extend(value.values())
-        elif isinstance(value, list):
-            pending.extend(value)
-    return found

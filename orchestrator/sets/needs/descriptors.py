@@ -1,4 +1,4 @@
-"""Limits on the descriptors of all sets of a pipeline layout.
+"""Limits on the descriptors of all sets of a pipeline layout, by the table descriptor_limits.csv.
 
 Guarantees: pure functions of decoded set layouts and the device's answers.
 """
@@ -17,26 +17,10 @@ from attrs import define, field
 from orchestrator.devices.request import Feature
 from orchestrator.registry import registry
 from orchestrator.sets.needs.context import descriptor_count, limit
-from orchestrator.sets.needs.rules import LIMITS, DeviceAnswers, enum_numbers
-
-_INDEXING = "VkPhysicalDeviceDescriptorIndexingProperties"
-_INLINE = "VkPhysicalDeviceInlineUniformBlockProperties"
-_STRUCTURES = "VkPhysicalDeviceAccelerationStructurePropertiesKHR"
+from orchestrator.sets.needs.rules import DeviceAnswers, enum_numbers, feature_of, table_rows
 
 # VK_DESCRIPTOR_SET_LAYOUT_CREATE_UPDATE_AFTER_BIND_POOL_BIT and _DESCRIPTOR_BUFFER_BIT_EXT.
 _AFTER_BIND_FLAGS = 0x2 | 0x10
-
-_SAMPLER = ("SAMPLER", "COMBINED_IMAGE_SAMPLER")
-_SAMPLED = ("COMBINED_IMAGE_SAMPLER", "SAMPLED_IMAGE", "UNIFORM_TEXEL_BUFFER")
-_PROCESSED = ("SAMPLE_WEIGHT_IMAGE_QCOM", "BLOCK_MATCH_IMAGE_QCOM")
-_STORAGE_IMAGE = ("STORAGE_IMAGE", "STORAGE_TEXEL_BUFFER")
-_UNIFORM, _UNIFORM_DYNAMIC = ("UNIFORM_BUFFER",), ("UNIFORM_BUFFER_DYNAMIC",)
-_STORAGE, _STORAGE_DYNAMIC = ("STORAGE_BUFFER",), ("STORAGE_BUFFER_DYNAMIC",)
-_INPUT = ("INPUT_ATTACHMENT",)
-_BLOCK = ("INLINE_UNIFORM_BLOCK",)
-_STRUCTURE = ("ACCELERATION_STRUCTURE_KHR",)
-_PER_STAGE, _IN_SETS = "maxPerStageDescriptor", "maxDescriptorSet"
-_SAMPLED_IMAGES = "maxPerStageDescriptorSampledImages"
 
 
 class DescriptorLimit(msgspec.Struct, frozen=True):
@@ -54,61 +38,17 @@ class DescriptorLimit(msgspec.Struct, frozen=True):
         return "PerStage" in self.property[1]
 
 
-def _pair(
-    types: tuple[str, ...],
-    prefix: str,
-    name: str,
-    sources: tuple[str, str],
-    structs: tuple[str, str] = (LIMITS, _INDEXING),
-    *,
-    bindings: bool = False,
-) -> tuple[DescriptorLimit, DescriptorLimit]:
-    """A limit on sets that are not updated after bind, and the one on all sets."""
-    plain, after = (structs[0], f"{prefix}{name}"), (structs[1], f"{prefix}UpdateAfterBind{name}")
-    return (
-        DescriptorLimit(types, plain, sources[0], False, None, bindings),
-        DescriptorLimit(types, plain, sources[1], True, after, bindings),
+DESCRIPTOR_LIMITS: Final = tuple(
+    DescriptorLimit(
+        tuple(row["types"].split()),
+        feature_of(row["property"]),
+        row["source"],
+        row["all_sets"] == "all sets",
+        feature_of(row["or_property"]) if row["or_property"] else None,
+        row["bindings"] == "bindings",
     )
-
-
-def _types(first: str, second: str) -> tuple[str, str]:
-    return f"descriptorType-{first}", f"descriptorType-{second}"
-
-
-def _mixed(first: str, second: str) -> tuple[str, str]:
-    return f"descriptorType-{first}", f"pSetLayouts-{second}"
-
-
-# One limit or pair a line: the table is read by type of descriptor.
-# fmt: off
-DESCRIPTOR_LIMITS: tuple[DescriptorLimit, ...] = (
-    *_pair(_SAMPLER, _PER_STAGE, "Samplers", _types("03016", "03022")),
-    *_pair(_UNIFORM + _UNIFORM_DYNAMIC, _PER_STAGE, "UniformBuffers", _types("03017", "03023")),
-    *_pair(_STORAGE + _STORAGE_DYNAMIC, _PER_STAGE, "StorageBuffers", _types("03018", "03024")),
-    # The images of VK_QCOM_image_processing are named by the first of these statements only.
-    DescriptorLimit((*_SAMPLED, *_PROCESSED), (LIMITS, _SAMPLED_IMAGES), "descriptorType-06939"),
-    DescriptorLimit(_SAMPLED, (LIMITS, _SAMPLED_IMAGES), "descriptorType-03025", all_sets=True,
-        or_property=(_INDEXING, "maxPerStageDescriptorUpdateAfterBindSampledImages")),
-    *_pair(_STORAGE_IMAGE, _PER_STAGE, "StorageImages", _types("03020", "03026")),
-    *_pair(_INPUT, _PER_STAGE, "InputAttachments", _types("03021", "03027")),
-    *_pair(_BLOCK, _PER_STAGE, "InlineUniformBlocks", _types("02214", "02215"), (_INLINE,) * 2,
-        bindings=True),
-    *_pair(_STRUCTURE, _PER_STAGE, "AccelerationStructures", _types("03571", "03572"), (_STRUCTURES,) * 2,
-        bindings=True),
-    *_pair(_SAMPLER, _IN_SETS, "Samplers", _mixed("03028", "03036")),
-    *_pair(_UNIFORM, _IN_SETS, "UniformBuffers", _mixed("03029", "03037")),
-    *_pair(_STORAGE, _IN_SETS, "StorageBuffers", _mixed("03031", "03039")),
-    *_pair(_SAMPLED, _IN_SETS, "SampledImages", _mixed("03033", "03041")),
-    *_pair(_STORAGE_IMAGE, _IN_SETS, "StorageImages", _mixed("03034", "03042")),
-    *_pair(_INPUT, _IN_SETS, "InputAttachments", _mixed("03035", "03043")),
-    *_pair(_BLOCK, _IN_SETS, "InlineUniformBlocks", _types("02216", "02217"), (_INLINE,) * 2, bindings=True),
-    # A descriptor of an inline uniform block is a byte of it.
-    DescriptorLimit(_BLOCK, ("VkPhysicalDeviceVulkan13Properties", "maxInlineUniformTotalSize"),
-        "descriptorType-06531", all_sets=True),
-    *_pair(_STRUCTURE, _IN_SETS, "AccelerationStructures", _types("03573", "03574"), (_STRUCTURES,) * 2,
-        bindings=True),
+    for row in table_rows("descriptor_limits.csv")
 )
-# fmt: on
 
 _Key = tuple[int, bool]
 _Counts = dict[_Key, list[int]]
