@@ -460,35 +460,6 @@ def destroyed_on_failure(device: Device, batch: CreationBatch) -> Iterator[None]
         raise
 
 
-class CallSplit(msgspec.Struct, frozen=True, eq=False):
-    """How a batch becomes calls into the driver of at most `limit` pipelines, one after the other.
-
-    Between two calls nothing is looked up, kept or reported, so a thread that makes many small ones hardly
-    holds the GIL. `go_on` is asked before every call but the first, and must not wait: where it is False,
-    the rest is not handed to the driver.
-    """
-
-    limit: int
-    go_on: Callable[[], bool]
-
-    def parts(self, count: int) -> Iterator[slice]:
-        """The places of each call of a batch, for as long as they are made."""
-        for first in range(0, count, self.limit):
-            if first and not self.go_on():
-                return
-            yield slice(first, min(first + self.limit, count))
-
-
-def in_calls(
-    device: Device, indices: Indices, split: CallSplit | None, create: Callable[[Indices], CreationBatch]
-) -> CreationBatch:
-    """Create a batch by another way that makes one call of whatever it is given."""
-    if split is None or len(indices) <= split.limit:
-        return create(indices)
-    parts = ((places, create(indices[places])) for places in split.parts(len(indices)))
-    return joined(device, len(indices), parts)
-
-
 class PipelineExecutable(msgspec.Struct, frozen=True):
     """The driver's information about one executable of a pipeline, such as the code of a stage."""
 
@@ -799,9 +770,8 @@ class Device(ABC):
         *,
         keep: bool = False,
         fail_on_compile_required: bool = False,
-        split: CallSplit | None = None,
     ) -> CreationBatch:
-        """Create a batch of pipelines, one driver call a kind, or as many as `split` says.
+        """Create a batch of pipelines, one driver call a kind.
 
         A pipeline that fails does not take the others with it. A pipeline that links libraries needs them
         created before, in this device, by an earlier call or earlier in the same batch; else its result is
@@ -815,7 +785,6 @@ class Device(ABC):
                 (libraries are kept until then).
             fail_on_compile_required: Set VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT. The device
                 has `DeviceFeatures.compile_required`.
-            split: How many are in one call, and whether the next one is made; None: all are, of a kind.
 
         Raises:
             ExternalSynchronizationError: The source or one of the pipelines is in use.
@@ -828,24 +797,15 @@ class Device(ABC):
         identified = prepared.identified
         if identified is not None or source.creates:
             _require_pipelines(prepared, indices)  # `_bound` does it where nothing is looked up before
-        create: Callable[..., CreationBatch]
         if source.creates:
             create = partial(source.create, self, prepared)
         elif identified is not None and identified.lacking[indices].any():
             create = partial(self._create_speculatively, prepared, source, identified)
         else:
             with self._bound(prepared, source, indices) as bound:
-                one = partial(self._create, bound, keep=keep)
-                if not self.observer.watches:
-                    return one(indices, source, fail_on_compile_required, split)
-
-                def told(some: Indices) -> CreationBatch:
-                    made = partial(one, some, source, fail_on_compile_required, None)
-                    return self.observer.creating(DriverStep.CREATE, bound.image, some, made)
-
-                return in_calls(self, indices, split, told)
-        create = partial(create, keep=keep, fail_on_compile_required=fail_on_compile_required)
-        return in_calls(self, indices, split, create)
+                made = partial(self._create, bound, indices, source, fail_on_compile_required, keep=keep)
+                return self.observer.creating(DriverStep.CREATE, bound.image, indices, made)
+        return create(indices, keep=keep, fail_on_compile_required=fail_on_compile_required)
 
     def destroy_pipelines(self, handles: Handles) -> None:
         """Destroy pipelines that were kept and are in use nowhere; zeros are skipped."""
@@ -944,7 +904,7 @@ class Device(ABC):
             return batch
         self._require_identifiers()
         with self._bound(prepared, source, indices) as bound:
-            create = partial(self._create, bound, indices, source, True, None, keep=keep, identified=True)
+            create = partial(self._create, bound, indices, source, True, keep=keep, identified=True)
             return self.observer.creating(DriverStep.CREATE, bound.image, indices, create)
 
     # --- binaries (binaries.py); without them each of these raises DeviceError
@@ -1162,7 +1122,6 @@ class Device(ABC):
         indices: Indices,
         source: PipelineSource,
         fail_on_compile_required: bool,
-        split: CallSplit | None,
         *,
         keep: bool,
         identified: bool = False,

@@ -34,7 +34,6 @@ from orchestrator.devices.device import (
     PIPELINE_COMPILE_REQUIRED,
     SUCCESS,
     CacheMode,
-    CallSplit,
     CreationBatch,
     Device,
     PipelineCache,
@@ -254,14 +253,13 @@ class Creator:
     source: PipelineSource
     looks_up: bool = field(default=False, kw_only=True)  # create only what the source holds
 
-    def create(self, indices: Int32s, split: CallSplit | None = None) -> CreationBatch:
+    def create(self, indices: Int32s) -> CreationBatch:
         """Create a batch, see `Device.create_pipelines`."""
         create = partial(
             self.device.create_pipelines,
             source=self.source,
             keep=self.keep,
             fail_on_compile_required=self.looks_up,
-            split=split,
         )
         if (only := self.parts.only) is not None:
             return create(only, indices)
@@ -287,27 +285,27 @@ class RotatingCreator(Creator):
     _batches: int = 0
     _compiled: int = 0
 
-    def create(self, indices: Int32s, split: CallSplit | None = None) -> CreationBatch:
+    def create(self, indices: Int32s) -> CreationBatch:
         """Create a batch."""
         # An empty primary is not worth a call: in a cold run it is empty until the first merge.
         if self.found is None or not self.caches.primary_is_filled:
-            return self._compile(indices, split)
+            return self._compile(indices)
         began_ns = time.perf_counter_ns()
         with self.caches.guard.look_up():
             self._paused(began_ns)
-            batch = self.found.create(indices, split)
+            batch = self.found.create(indices)
         missing = np.flatnonzero(batch.results == PIPELINE_COMPILE_REQUIRED)
         if missing.size:
             # The call is made again pipeline by pipeline, or the run ends: nobody will learn of these.
             with destroyed_on_failure(self.device, batch):
-                made = self._compile(indices[missing], split)
+                made = self._compile(indices[missing])
             looked_up_ns = batch.durations_ns[missing]
             batch.put(missing, made)
             batch.durations_ns[missing] += looked_up_ns
         return batch
 
-    def _compile(self, indices: Int32s, split: CallSplit | None) -> CreationBatch:
-        batch = super().create(indices, split)
+    def _compile(self, indices: Int32s) -> CreationBatch:
+        batch = super().create(indices)
         if batch.all_hits:
             return batch
         compiled = batch.results == SUCCESS

@@ -32,7 +32,6 @@ from orchestrator.devices.device import (
     ERROR_DEVICE_LOST,
     NOT_READY,
     CacheMode,
-    CallSplit,
     Device,
     PipelineSource,
     PreparedPipelines,
@@ -70,7 +69,6 @@ class Worker:
         self._creator = creator
         self._exchange = exchange
         self._recorder = recorder
-        self._split = CallSplit(exchange.scheduler.options.batch_limit, self._goes_on)
         self.log = CallLog(number)
         self.arrived_ns = 0
         self.waiting_ns = 0
@@ -128,7 +126,7 @@ class Worker:
     def _create(self, indices: Int32s, meter: ThreadMeter) -> BatchResult:
         before = meter.begin()
         try:
-            batch = self._creator.create(indices, self._split)
+            batch = self._creator.create(indices)
         except ExternalSynchronizationError:
             raise  # a bug of whoever uses the cache beside the run, not a property of the pipelines
         except OrchestratorError as error:
@@ -138,7 +136,7 @@ class Worker:
         after = meter.end()
         if not batch.all_created and (batch.results == ERROR_DEVICE_LOST).any():
             self._exchange.lose_device("a pipeline's result was VK_ERROR_DEVICE_LOST")
-        if self._exchange.cancelled and (batch.results == NOT_READY).any():
+        if self._exchange.cancelled and (batch.results == NOT_READY).any():  # what follows a lost device
             there = np.flatnonzero(batch.results != NOT_READY)
             indices, batch = indices[there], batch.only(there)
         self.log.note(before, after, batch, indices)

@@ -148,9 +148,6 @@ _HIT_ANSWER_NS: Final = 60_000
 _UNENDED: Final = 0.3
 """Part of the jobs in flight that counts as left. Half of them are, if all estimates hold."""
 
-_CALLS_OF_HITS: Final = 8
-"""Most driver calls in one batch of expected hits: with many workers, a request costs more than a call."""
-
 _MISS_NS: Final = 10_000_000
 _LEAST_HITS: Final = 8
 """Under a deadline a batch of which nearly all should hit ends in time even if all are compiled and take
@@ -173,14 +170,12 @@ def batch_limits(
     of its lane has ended, nothing is known, and it holds one job, unless it is expected to hit.
     """
     base, slope = experience.line()
-    queued, limit = table.queued, options.batch_limit
+    queued = table.queued
     share = (queued + _UNENDED * table.states[ASSIGNED]) / takers
     if lane == COMPILE:
         answer = _ANSWER_NS * workers / experience.compile_ns
     else:
         answer = _HIT_ANSWER_NS * workers / base
-    if lane == HIT and experience.proven:
-        limit *= _CALLS_OF_HITS
     if experience.tried or (experience.hit_share >= MOST_HIT and lane != FOLLOW):
         # Where all hit, jobs are alike, so that workers may take all their share at once.
         parts = 1 if experience.proven and lane != COMPILE else _SHARES
@@ -190,9 +185,7 @@ def batch_limits(
         size = 1
     if lane in (COMPILE, HIT) and left_ns < math.inf and not experience.told:
         size = min(size, _most_untold(table, experience, left_ns))
-    size = max(1, min(int(size), limit))
-    if size > options.batch_limit:
-        size -= size % options.batch_limit  # the rest would be a call of its own
+    size = max(1, min(int(size), options.batch_limit))
     mean_ns = base + slope * table.open_cost / queued
     time_ns = min(options.target_ns, (size + 0.5) * mean_ns)
     return Limits(base, slope, size, min(time_ns, left_ns), left_ns)

@@ -58,8 +58,7 @@ class ScheduleOptions:
         target_ns: Time to aim at for a batch, nanoseconds. The default suits a run that is steered: an
             urgent job waits no longer than this for a worker. 200 ms suits a cold run that is not, because
             each call costs half a millisecond outside the driver.
-        batch_limit: Most jobs in one driver call. A batch is one call; only expected hits that did hit are
-            assigned for several calls at once.
+        batch_limit: Most jobs in one batch, which is one driver call.
         expect_hits: Estimated share of hits before anything was learned, 0..1, among the jobs that
             `JobGraph.hits` does not name.
         capacity: Most jobs that may be queued; `submit` of a session waits beyond it. None: no bound.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import NO_SOURCE, CallSplit, Device, PreparedPipelines
+from orchestrator.devices.device import NO_SOURCE, Device, DriverObserver, PreparedPipelines
 from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.errors import DeviceError
@@ -68,14 +68,14 @@ def test_a_fork_leaves_it_to_its_parent_also_during_a_call(subject: Subject) -> 
     device, cache = subject.device, subject.filled()
     begun, let_go = threading.Event(), threading.Event()
 
-    def go_on() -> bool:
-        begun.set()
-        return not let_go.wait()
+    class Waiting(DriverObserver):
+        def entering(self, *_: object) -> int:
+            begun.set()
+            let_go.wait()
+            return 0
 
-    split = CallSplit(1, go_on)
-    caller = threading.Thread(
-        target=lambda: device.create_pipelines(subject.prepared, subject.all, cache, split=split)
-    )
+    device.observer = Waiting()
+    caller = threading.Thread(target=lambda: device.create_pipelines(subject.prepared, subject.all, cache))
     caller.start()
     begun.wait()
 

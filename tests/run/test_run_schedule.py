@@ -90,12 +90,12 @@ class StoppedDevice(SimulatedDevice):
         super().__init__()
         self.at_call, self.stop, self.made = at_call, stop, 0
 
-    def _create_some(self, *given: Any, **more: Any) -> CreationBatch:
+    def _create(self, *given: Any, **more: Any) -> CreationBatch:
         """Create, and stop."""
         self.made += 1
         if self.made == self.at_call:
             self.stop()
-        return super()._create_some(*given, **more)
+        return super()._create(*given, **more)
 
 
 @pytest.mark.parametrize("mode", [CacheMode.SHARED, CacheMode.PER_WORKER, CacheMode.TWO_LEVEL])
@@ -107,7 +107,7 @@ async def test_a_primary_of_another_device_is_named(mode: CacheMode) -> None:
     assert not theirs.destroyed
 
 
-async def test_no_further_call_of_a_batch_begins_after_a_cancellation() -> None:
+async def test_no_further_batch_begins_after_a_cancellation() -> None:
     first = SimulatedDevice()
     data = (await run_pipelines(first, prepared_set(first), RunOptions(workers=2))).cache_data
     scope = trio.CancelScope()
@@ -120,7 +120,7 @@ async def test_no_further_call_of_a_batch_begins_after_a_cancellation() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES_WITH_CACHE)
-async def test_what_a_stopped_batch_did_not_hand_over_was_not_run(mode: CacheMode) -> None:
+async def test_what_was_not_begun_at_a_stop_was_not_run(mode: CacheMode) -> None:
     first = SimulatedDevice()
     data = (await run_pipelines(first, prepared_set(first), RunOptions(workers=2))).cache_data
     stop = trio.Event()

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import trio
 
-from orchestrator.devices.device import NOT_READY, CallSplit, CreationBatch
+from orchestrator.devices.device import NOT_READY, CreationBatch
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
 from orchestrator.run.caches import Creator
 from orchestrator.run.options import RunOptions
@@ -71,9 +71,9 @@ async def test_what_a_cut_batch_left_is_not_done(monkeypatch: pytest.MonkeyPatch
     device = SimulatedDevice()
     create = Creator.create
 
-    def cut(creator: Creator, indices: Int32s, split: CallSplit | None = None) -> CreationBatch:
-        """The first call of a batch, after which the session was closed."""
-        batch = create(creator, indices[:1], split)
+    def cut(creator: Creator, indices: Int32s) -> CreationBatch:
+        """A batch of which only the first part was made."""
+        batch = create(creator, indices[:1])
         session.exchange.cancel()
         whole = CreationBatch.of_zeros(len(indices))
         whole.results[:] = NOT_READY

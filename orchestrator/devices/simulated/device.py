@@ -33,7 +33,6 @@ from orchestrator.devices.device import (
     NO_SOURCE,
     PIPELINE_COMPILE_REQUIRED,
     SUCCESS,
-    CallSplit,
     CreationBatch,
     Device,
     DeviceCapabilities,
@@ -44,7 +43,6 @@ from orchestrator.devices.device import (
     PipelineCacheData,
     PipelineSource,
     PreparedPipelines,
-    in_calls,
 )
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.image import CreateInfoImage, Indices
@@ -224,27 +222,9 @@ class SimulatedDevice(Device):
         indices: Indices,
         source: PipelineSource,
         fail_on_compile_required: bool,
-        split: CallSplit | None,
         *,
         keep: bool,
         identified: bool = False,
-    ) -> CreationBatch:
-        def create(some: Indices) -> CreationBatch:
-            return self._create_some(
-                bound, some, source, fail_on_compile_required, keep=keep, identified=identified
-            )
-
-        return in_calls(self, indices, split, create)
-
-    def _create_some(
-        self,
-        bound: SimulatedPipelines,
-        indices: Indices,
-        source: PipelineSource,
-        fail_on_compile_required: bool,
-        *,
-        keep: bool,
-        identified: bool,
     ) -> CreationBatch:
         batch = CreationBatch.of_zeros(len(indices))
         waits = np.zeros(len(indices), np.int64)
@@ -379,7 +359,7 @@ class SimulatedDevice(Device):
     def _create_captured(
         self, bound: SimulatedPipelines, indices: Indices, captured: list[CapturedPipeline], *, keep: bool
     ) -> CreationBatch:
-        batch = self._create(bound, indices, NO_SOURCE, False, None, keep=keep)
+        batch = self._create(bound, indices, NO_SOURCE, False, keep=keep)
         for place in np.flatnonzero(batch.results == SUCCESS).tolist():
             index = int(indices[place])
             modules = bound.modules_of(index)

@@ -1,6 +1,6 @@
 """The creation of pipelines in batches, on a device that has bound their image.
 
-One driver call for each kind, or as many as `CallSplit` says. A call has one VkResult for all pipelines
+One driver call for each kind. A call has one VkResult for all pipelines
 ("Multiple Pipeline Creation" in the specification), so pipelines that were not created are tried again one by
 one, to learn each result. A pipeline that fails, or lacks a library, does not affect the others.
 """
@@ -16,9 +16,7 @@ from orchestrator.devices.device import (
     ERROR_DEVICE_LOST,
     ERROR_UNKNOWN,
     NO_SOURCE,
-    NOT_READY,
     SUCCESS,
-    CallSplit,
     CreationBatch,
     Handles,
     PipelineSource,
@@ -59,7 +57,6 @@ class PipelineCreation:
         indices: Indices,
         source: PipelineSource,
         fail_on_compile_required: bool,
-        split: CallSplit | None = None,
         *,
         identified: bool = False,
     ) -> CreationBatch:
@@ -69,7 +66,7 @@ class PipelineCreation:
         neither exists nor is created by this batch has the result VK_ERROR_UNKNOWN.
         """
         if not bound.has_libraries:
-            return self._wave(bound, indices, source, fail_on_compile_required, split)
+            return self._wave(bound, indices, source, fail_on_compile_required)
         batch = CreationBatch.of_zeros(len(indices))
         waiting = np.arange(len(indices))
         while waiting.size:
@@ -80,7 +77,7 @@ class PipelineCreation:
                 batch.results[waiting] = ERROR_UNKNOWN
                 break
             chosen, waiting = waiting[there], waiting[~there]
-            part = self._wave(bound, indices[chosen], source, fail_on_compile_required, split)
+            part = self._wave(bound, indices[chosen], source, fail_on_compile_required)
             bound.keep_libraries(indices[chosen], part.handles, identified=identified)
             batch.put(chosen, part)
         return batch
@@ -110,55 +107,29 @@ class PipelineCreation:
         infos: npt.NDArray[np.uint8],
         handles: Handles,
         source: PipelineSource,
-        split: CallSplit | None = None,
     ) -> npt.NDArray[np.int32]:
         """Create pipelines by contiguous create infos into `handles`; tries failed ones again one by one."""
-        results = np.zeros(len(handles), np.int32)
-        for part, result in self._calls(kind, infos, handles, source, split):
-            missing = part.start + np.flatnonzero(handles[part] == 0)
-            results[missing] = result
-            if part.stop - part.start == 1 or result in (NOT_READY, ERROR_DEVICE_LOST):
-                continue
-            for each in missing.tolist():
+        result = self._call(kind, infos, handles, source)
+        results = np.where(handles == 0, np.int32(result), np.int32(SUCCESS))
+        if result not in (SUCCESS, ERROR_DEVICE_LOST) and len(handles) > 1:
+            for each in np.flatnonzero(results).tolist():
                 one = slice(each, each + 1)
-                again = self._calls(kind, infos[one], handles[one], source, None)
-                results[each] = again[0][1] if again else SUCCESS
+                results[each] = self._call(kind, infos[one], handles[one], source)
         # VK_SUCCESS with VK_NULL_HANDLE: a driver that says so has made nothing.
         results[(results == SUCCESS) & (handles == 0)] = ERROR_UNKNOWN
         return results
 
-    def _calls(
-        self,
-        kind: PipelineKind,
-        infos: npt.NDArray[np.uint8],
-        handles: Handles,
-        source: PipelineSource,
-        split: CallSplit | None,
-    ) -> list[tuple[slice, int]]:
-        # No work between two calls; returns failed parts with their VkResult.
+    def _call(
+        self, kind: PipelineKind, infos: npt.NDArray[np.uint8], handles: Handles, source: PipelineSource
+    ) -> int:
         command, ctype = COMMANDS[kind]
-        context, count = self._context, len(handles)
-        create, device, allocator = getattr(context.commands, command), context.handle, context.allocator
+        context, create = self._context, getattr(self._context.commands, command)
         deferred = (0,) if kind is PipelineKind.RAY_TRACING else ()
         first, out = ffi.from_buffer(ctype, infos), ffi.from_buffer(_HANDLES, handles)
-        cache = source.handle
-        failed: list[tuple[slice, int]] = []
-        done = 0
-        source.begin_use(command)
-        try:
-            for part in (slice(0, count),) if split is None else split.parts(count):
-                size = part.stop - done
-                result = create(device, *deferred, cache, size, first + done, allocator, out + done)
-                done = part.stop
-                if result != SUCCESS:
-                    failed.append((part, int(result)))
-                    if result == ERROR_DEVICE_LOST:
-                        break  # each further call would fail
-        finally:
-            source.end_use()
-        if done < count:
-            failed.append((slice(done, count), NOT_READY))
-        return failed
+        with source.using(command):
+            return int(
+                create(context.handle, *deferred, source.handle, len(handles), first, context.allocator, out)
+            )
 
     def _wave(
         self,
@@ -166,7 +137,6 @@ class PipelineCreation:
         indices: Indices,
         source: PipelineSource,
         fail_on_compile_required: bool,
-        split: CallSplit | None = None,
     ) -> CreationBatch:
         # Their libraries all exist.
         batch = CreationBatch.of_zeros(len(indices))
@@ -174,6 +144,6 @@ class PipelineCreation:
             some = indices[chosen]
             infos = bound.create_infos(kind, some, fail_on_compile_required=fail_on_compile_required)
             handles = np.zeros(len(some), np.uint64)
-            results = self.submit(kind, infos, handles, source, split)
+            results = self.submit(kind, infos, handles, source)
             batch.put(chosen, CreationBatch(results, *bound.take_feedback(some), handles))
         return batch

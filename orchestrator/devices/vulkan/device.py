@@ -23,7 +23,6 @@ from orchestrator.devices.binary_data import (
 from orchestrator.devices.device import (
     INCOMPLETE,
     NO_SOURCE,
-    CallSplit,
     CreationBatch,
     Device,
     Handles,
@@ -169,21 +168,20 @@ class VulkanDevice(Device):
         indices: Indices,
         source: PipelineSource,
         fail_on_compile_required: bool,
-        split: CallSplit | None,
         *,
         keep: bool,
         identified: bool = False,
     ) -> CreationBatch:
         if keep or not self._shares_living_stages(bound, indices):
             return self._create_at_once(
-                bound, indices, source, fail_on_compile_required, split, keep=keep, identified=identified
+                bound, indices, source, fail_on_compile_required, keep=keep, identified=identified
             )
         batch = CreationBatch.of_zeros(len(indices))
         for place in range(len(indices)):
             here = slice(place, place + 1)
             one = indices[here]
             part = self._create_at_once(
-                bound, one, source, fail_on_compile_required, None, keep=False, identified=identified
+                bound, one, source, fail_on_compile_required, keep=False, identified=identified
             )
             batch.put(here, part)
             bound.destroy_discarded()
@@ -202,7 +200,6 @@ class VulkanDevice(Device):
         indices: Indices,
         source: PipelineSource,
         fail_on_compile_required: bool,
-        split: CallSplit | None,
         *,
         keep: bool,
         identified: bool,
@@ -214,7 +211,7 @@ class VulkanDevice(Device):
             if not fail_on_compile_required:
                 self._remake_libraries(bound, indices, source)
             with bound.modules(indices):
-                batch = self._creation.create(bound, indices, source, fail_on_compile_required, split)
+                batch = self._creation.create(bound, indices, source, fail_on_compile_required)
         return _kept(bound, batch, keep=keep)
 
     def _remake_libraries(

@@ -21,10 +21,8 @@ from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,
     FEEDBACK_VALID,
     NO_SOURCE,
-    NOT_READY,
     PIPELINE_COMPILE_REQUIRED,
     SUCCESS,
-    CallSplit,
     DriverObserver,
     DriverStep,
 )
@@ -327,47 +325,9 @@ def test_a_lost_device_is_not_called_again(driver: str, opened: Open, sample: Pi
     compute = compute_of(image)
     watched = watch(device)
     watched.refusals.append(ERROR_DEVICE_LOST)
-    split = CallSplit(2, lambda: True)
-    batch = device.create_pipelines(prepared, compute[:6], NO_SOURCE, split=split)
-    assert batch.results.tolist() == [ERROR_DEVICE_LOST] * 2 + [NOT_READY] * 4
-    assert watched.order == [2]
-
-
-@each_driver
-def test_a_batch_is_as_many_calls_as_it_is_split_into(driver: str, opened: Open, sample: PipelineSet) -> None:
-    device = opened(driver)
-    image = image_for(device, sample)
-    prepared = device.prepare(image)
-    compute = compute_of(image)
-    calls = watch(device).calls
-    asked = 0
-
-    def go_on() -> bool:
-        nonlocal asked
-        asked += 1
-        return asked != 4
-
-    split = CallSplit(4, go_on)
-    for indices in (compute[:10], compute[:10][::-1].copy()):
-        calls.clear()
-        asked = 0
-        whole = device.create_pipelines(prepared, indices, NO_SOURCE, keep=True, split=split)
-        assert [len(flags) for _, flags in calls] == [4, 4, 2]
-        assert asked == 2, "between two calls"
-        assert not whole.results.any()
-        assert len(set(whole.handles.tolist()) - {0}) == 10
-        assert (whole.feedback_flags & FEEDBACK_VALID).all()
-        device.destroy_pipelines(whole.handles)
-
-        calls.clear()
-        asked = 3
-        stopped = device.create_pipelines(prepared, indices, NO_SOURCE, keep=True, split=split)
-        assert [len(flags) for _, flags in calls] == [4], "what was not handed over is not asked for again"
-        assert stopped.results.tolist() == [0] * 4 + [NOT_READY] * 6
-        assert (stopped.handles != 0).tolist() == [True] * 4 + [False] * 6
-        assert (stopped.durations_ns > 0).tolist() == [True] * 4 + [False] * 6
-        assert not stopped.all_created
-        device.destroy_pipelines(stopped.handles)
+    batch = device.create_pipelines(prepared, compute[:6], NO_SOURCE)
+    assert batch.results.tolist() == [ERROR_DEVICE_LOST] * 6
+    assert watched.order == [6]
 
 
 @each_driver
@@ -379,13 +339,14 @@ def test_what_one_call_of_a_batch_did_not_create_is_asked_for_again_by_itself(
     prepared = device.prepare(image)
     compute = compute_of(image)
     watched = watch(device)
-    watched.refusals.extend([SUCCESS, ERROR_OUT_OF_HOST_MEMORY])  # the first gives null handles
-    split = CallSplit(3, lambda: True)
-    batch = device.create_pipelines(prepared, compute[:7], NO_SOURCE, keep=True, split=split)
-    assert [len(flags) for _, flags in watched.calls] == [3, 3, 1, 1, 1, 1]
-    assert batch.results.tolist() == [ERROR_UNKNOWN] * 3 + [SUCCESS] * 4
-    assert (batch.handles != 0).tolist() == [False] * 3 + [True] * 4
+    watched.refusals.append(ERROR_OUT_OF_HOST_MEMORY)
+    batch = device.create_pipelines(prepared, compute[:3], NO_SOURCE, keep=True)
+    assert [len(flags) for _, flags in watched.calls] == [3, 1, 1, 1]
+    assert not batch.results.any()
     device.destroy_pipelines(batch.handles)
+    watched.refusals.append(SUCCESS)
+    without_handles = device.create_pipelines(prepared, compute[:3], NO_SOURCE, keep=True)
+    assert without_handles.results.tolist() == [ERROR_UNKNOWN] * 3
 
 
 @each_driver

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import ERROR_UNKNOWN, NO_SOURCE, CallSplit
+from orchestrator.devices.device import ERROR_UNKNOWN, NO_OBSERVER, NO_SOURCE, DriverObserver
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.opening import open_device
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
@@ -262,23 +262,24 @@ def test_what_is_in_use_is_not_destroyed(driver: str, sample: PipelineSet) -> No
     closing = threading.Thread(target=device.close)
     refused: list[str] = []
 
-    def between_two_calls() -> bool:
-        with pytest.raises(ExternalSynchronizationError) as told:
-            prepared.close()
-        refused.append(str(told.value))
-        if not closing.ident:
+    class Closing(DriverObserver):
+        def entering(self, *_: object) -> int:
+            device.observer = NO_OBSERVER
+            with pytest.raises(ExternalSynchronizationError) as told:
+                prepared.close()
+            refused.append(str(told.value))
             with pytest.raises(ExternalSynchronizationError, match=rf"pipelines \[{chosen[0]}\] are being"):
                 device.create_pipelines(prepared, chosen[:1], NO_SOURCE)
-        if not closing.ident:
             closing.start()
             until(lambda: is_closed(device))
-        return True
+            return 0
 
     chosen = np.arange(4, dtype=np.int32) + image.first_of(PipelineKind.COMPUTE)
-    batch = device.create_pipelines(prepared, chosen, NO_SOURCE, split=CallSplit(1, between_two_calls))
+    device.observer = Closing()
+    batch = device.create_pipelines(prepared, chosen, NO_SOURCE)
     # The device was being closed, and its driver calls ended well all the same.
     assert batch.results.tolist() == [0] * 4
-    assert len(refused) == 3
+    assert len(refused) == 1
     assert "in use by another thread" in refused[0]
     closing.join()
     prepared.close()
