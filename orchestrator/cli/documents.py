@@ -36,244 +36,132 @@ from orchestrator.stores.profile_file import CalibrationProfile, KeyProfile, Pro
 
 
 class Document(Record, frozen=True, kw_only=True):
-    """Base of all documents.
+    """Base of all documents."""
 
-    Attributes:
-        version: Version of the format.
-    """
-
-    version: int = 1
-
-
-# --- devices
+    version: int = 1  # Version of the format
 
 
 class ListedDevice(IdentityRecord, frozen=True, kw_only=True):
-    """A device that the loader finds.
+    """A device that the loader finds."""
 
-    Attributes:
-        index: Its index in the list.
-        selector: The value of `--device` for it.
-        problem: Why it cannot be opened, or null.
-        features: Its features for the orchestrator; not there if it cannot be opened.
-    """
-
-    index: int
-    selector: str
-    problem: str | None
-    features: DeviceFeatures | UnsetType = UNSET
+    index: int  # Its index in the list
+    selector: str  # The value of `--device` for it
+    problem: str | None  # Why it cannot be opened, or null
+    features: DeviceFeatures | UnsetType = UNSET  # Not there if it cannot be opened
 
 
 class DevicesDocument(Document, frozen=True, kw_only=True):
-    """`devices --json`.
-
-    Attributes:
-        devices: The devices.
-        dead_drivers: Drivers that ended the process that asked them; their devices are not listed.
-        driver_files: If there are such drivers: what VK_DRIVER_FILES must be set to for the selectors of
-            `devices`; else "".
-    """
+    """`devices --json`."""
 
     devices: tuple[ListedDevice, ...]
-    dead_drivers: tuple[DeadDriver, ...]
-    driver_files: str
+    dead_drivers: tuple[DeadDriver, ...]  # Drivers that ended the process; their devices are not listed
+    driver_files: str  # With dead drivers: the VK_DRIVER_FILES for which the selectors are; else ""
 
 
 class FamilyRecord(Record, frozen=True, kw_only=True):
-    """A family of RADV's null hardware.
+    """A family of RADV's null hardware."""
 
-    Attributes:
-        selector: The value of `--device` for it.
-        family: Its name, the value of RADV_FORCE_FAMILY, or of AMDGPU_GPU_ID for the drm-shim.
-        device_id: VkPhysicalDeviceProperties::deviceID on null hardware; 0 if this Mesa has none.
-    """
-
-    selector: str
-    family: str
-    device_id: int
+    selector: str  # The value of `--device` for it
+    family: str  # Its name, the value of RADV_FORCE_FAMILY, or of AMDGPU_GPU_ID for the drm-shim
+    device_id: int  # VkPhysicalDeviceProperties::deviceID on null hardware; 0 if this Mesa has none
 
 
 class FamiliesDocument(Document, frozen=True, kw_only=True):
-    """`devices --device PATTERN --json`.
+    """`devices --device PATTERN --json`."""
 
-    Attributes:
-        families: The families that match the pattern.
-    """
-
-    families: tuple[FamilyRecord, ...]
-
-
-# --- list
+    families: tuple[FamilyRecord, ...]  # The families that match the pattern
 
 
 class SetFile(Record, frozen=True, kw_only=True):
-    """An archive of a set.
-
-    Attributes:
-        path: Its path.
-        bytes: Its size.
-        records: Number of its records, without duplicates.
-    """
+    """An archive of a set."""
 
     path: str
     bytes: int
-    records: int
+    records: int  # Number of its records, without duplicates
 
 
 class ListedSet(Record, frozen=True, kw_only=True):
-    """A set.
-
-    Attributes:
-        path: Its name.
-        files: Its archives.
-        content_hash: Hash over the names of its records.
-        pipelines: Pipelines by kind.
-        unique: Pipelines of all kinds.
-        duplicates: Records left out because an earlier one of the same file has the same name.
-    """
+    """A set."""
 
     path: str
-    files: tuple[SetFile, ...]
-    content_hash: Hash
-    pipelines: dict[PipelineKind, int]
-    unique: int
-    duplicates: int
+    files: tuple[SetFile, ...]  # Its archives
+    content_hash: Hash  # Hash over the names of its records
+    pipelines: dict[PipelineKind, int]  # Pipelines by kind
+    unique: int  # Pipelines of all kinds
+    duplicates: int  # Records left out because an earlier one of the same file has the same name
 
 
 class RecordCount(Record, frozen=True, kw_only=True):
-    """Records of a tag.
+    """Records of a tag."""
 
-    Attributes:
-        count: Number of records.
-        stored_bytes: Their size in the files, in each of them where several have a record; not there if the
-            set is not in files.
-        bytes: Their size without compression; not there if the set is not in files.
-    """
-
-    count: int
-    stored_bytes: int | UnsetType = UNSET
-    bytes: int | UnsetType = UNSET
+    count: int  # Number of records
+    stored_bytes: int | UnsetType = UNSET  # Their size in all files; not there if the set is not in files
+    bytes: int | UnsetType = UNSET  # Their size without compression; not there if the set is not in files
 
 
 class ApplicationRecord(Record, frozen=True, kw_only=True):
-    """The settings that a recorded application gave the driver.
+    """The settings that a recorded application gave the driver."""
 
-    Attributes:
-        key: Hash of the record.
-        name: VkApplicationInfo::pApplicationName, or null.
-        engine: VkApplicationInfo::pEngineName, or null.
-        application_version: VkApplicationInfo::applicationVersion.
-        engine_version: VkApplicationInfo::engineVersion.
-        api_version: VkApplicationInfo::apiVersion.
-        robust_buffer_access: Whether it enabled robustBufferAccess.
-        features: The members of the recorded feature structures, by structure.
-    """
-
-    key: Hash
-    name: str | None
-    engine: str | None
-    application_version: int
-    engine_version: int
-    api_version: ApiVersion
-    robust_buffer_access: bool
-    features: dict[str, dict[str, int]]
+    key: Hash  # Hash of the record
+    name: str | None  # VkApplicationInfo::pApplicationName, or null
+    engine: str | None  # VkApplicationInfo::pEngineName, or null
+    application_version: int  # VkApplicationInfo::applicationVersion
+    engine_version: int  # VkApplicationInfo::engineVersion
+    api_version: ApiVersion  # VkApplicationInfo::apiVersion
+    robust_buffer_access: bool  # Whether it enabled robustBufferAccess
+    features: dict[str, dict[str, int]]  # The members of the recorded feature structures, by structure
 
 
 class ListedGroup(Record, frozen=True, kw_only=True):
-    """Pipelines whose applications gave the driver the same settings.
+    """Pipelines whose applications gave the driver the same settings."""
 
-    Attributes:
-        opened_as: The request that opens their device.
-        applications: Hashes of the applications.
-        pipelines: Number of pipelines.
-    """
-
-    opened_as: RequestRecord
-    applications: tuple[Hash, ...]
+    opened_as: RequestRecord  # The request that opens their device
+    applications: tuple[Hash, ...]  # Hashes of the applications
     pipelines: int
 
 
 class ListDocument(Document, frozen=True, kw_only=True):
-    """`list --json`.
-
-    Attributes:
-        set: The set.
-        records: Records by tag.
-        applications: The applications from which it was recorded.
-        groups: Its pipelines by the device that they need.
-        verified: Whether every record was read.
-        unusable_records: Number of records that cannot be used; null if not verified.
-        unchecked_records: Number of records whose content does not prove their key; null if not verified.
-        damage: What could not be read.
-        pipelines: With `--pipelines`: the keys by kind.
-    """
+    """`list --json`."""
 
     set: ListedSet
-    records: dict[str, RecordCount]
-    applications: tuple[ApplicationRecord, ...]
-    groups: tuple[ListedGroup, ...]
-    verified: bool
-    unusable_records: int | None
-    unchecked_records: int | None
-    damage: tuple[DamageRecord, ...]
-    pipelines: dict[PipelineKind, tuple[Hash, ...]] | UnsetType = UNSET
-
-
-# --- inspect
+    records: dict[str, RecordCount]  # Records by tag
+    applications: tuple[ApplicationRecord, ...]  # The applications from which it was recorded
+    groups: tuple[ListedGroup, ...]  # Its pipelines by the device that they need
+    verified: bool  # Whether every record was read
+    unusable_records: int | None  # Number of records that cannot be used; null if not verified
+    unchecked_records: int | None  # Records whose content does not prove their key; null if not verified
+    damage: tuple[DamageRecord, ...]  # What could not be read
+    pipelines: dict[PipelineKind, tuple[Hash, ...]] | UnsetType = UNSET  # The keys, with `--pipelines`
 
 
 class Offer(Record, frozen=True, kw_only=True):
-    """Whether a device would accept a cache file.
+    """Whether a device would accept a cache file."""
 
-    Attributes:
-        accepted: Whether the driver would get it.
-        status: The result of a load.
-        field: The field that differs, or null.
-        detail: The same in words.
-    """
-
-    accepted: bool
-    status: LoadStatus
-    field: str | None
-    detail: str
+    accepted: bool  # Whether the driver would get it
+    status: LoadStatus  # The result of a load
+    field: str | None  # The field that differs, or null
+    detail: str  # The same in words
 
 
 class MadeFor(Record, frozen=True, kw_only=True):
-    """An application for which a cache file was made.
+    """An application for which a cache file was made."""
 
-    Attributes:
-        opened_as: The request that opened the device.
-        pipelines: Number of its pipelines.
-    """
-
-    opened_as: RequestRecord
+    opened_as: RequestRecord  # The request that opened the device
     pipelines: int
 
 
 class HeaderRecord(Record, frozen=True, kw_only=True):
-    """A header in a cache file, ours or Vulkan's. Fields that it lacks are not there.
+    """A header in a cache file, ours or Vulkan's. Fields that it lacks are not there."""
 
-    Attributes:
-        header_size: Of Vulkan's: its headerSize.
-        data_size: Of ours: bytes of the driver's data.
-        data_hash: Of ours: hash of the driver's data.
-        vendor_id: VkPhysicalDeviceProperties::vendorID.
-        device_id: VkPhysicalDeviceProperties::deviceID.
-        driver_version: Of ours: VkPhysicalDeviceProperties::driverVersion.
-        driver_abi: Of ours: bits of a pointer.
-        driver_id: Of ours: VkDriverId.
-        pipeline_cache_uuid: VkPhysicalDeviceProperties::pipelineCacheUUID, 32 hex digits.
-    """
-
-    header_size: int | UnsetType = UNSET
-    data_size: int | UnsetType = UNSET
-    data_hash: str | UnsetType = UNSET
-    vendor_id: int
-    device_id: int
-    driver_version: int | UnsetType = UNSET
-    driver_abi: int | UnsetType = UNSET
-    driver_id: int | UnsetType = UNSET
-    pipeline_cache_uuid: str
+    header_size: int | UnsetType = UNSET  # Of Vulkan's: its headerSize
+    data_size: int | UnsetType = UNSET  # Of ours: bytes of the driver's data
+    data_hash: str | UnsetType = UNSET  # Of ours: hash of the driver's data
+    vendor_id: int  # VkPhysicalDeviceProperties::vendorID
+    device_id: int  # VkPhysicalDeviceProperties::deviceID
+    driver_version: int | UnsetType = UNSET  # Of ours: VkPhysicalDeviceProperties::driverVersion
+    driver_abi: int | UnsetType = UNSET  # Of ours: bits of a pointer
+    driver_id: int | UnsetType = UNSET  # Of ours: VkDriverId
+    pipeline_cache_uuid: str  # VkPhysicalDeviceProperties::pipelineCacheUUID, 32 hex digits
 
     @classmethod
     def of(cls, header: PipelineCacheHeader | PipelineCachePrefixHeader | None) -> Self | None:
@@ -286,675 +174,350 @@ class HeaderRecord(Record, frozen=True, kw_only=True):
 
 
 class InspectedFile(Record, frozen=True, kw_only=True):
-    """An inspected file.
-
-    Attributes:
-        path: Its path.
-        kind: What it is: a `CacheFileKind`, "archive", "export of binaries", or a kind of file beside a cache
-            file, of a store of binaries, or of a pack.
-        good: Whether it is whole and, with `--device`, would be accepted.
-        bytes: Its size, if it was read.
-        status: Of a cache file: the result of a load without a device.
-        reason: What is wrong, or "".
-        data_hash_matches: Of a cache file: whether the driver's data agrees with its hash; null without a
-            trusted hash.
-        header: Of a cache file: our header, if it is proven.
-        vulkan_header: Of a cache file: the header in the driver's data.
-        made_for: Of a cache file: the applications for which it was made. Of a plan: the devices.
-        content_hash: Of a plan: hash over the names of all records of its set.
-        device: The device of `--device`.
-        offered: Whether that device would accept it.
-        format_version: Of an archive: version of its format.
-        records: Of an archive: records by tag.
-        duplicates: Of an archive: records left out because an earlier one has the same name.
-        damage: Of an archive: damage in its headers.
-        seems: Of anything else: what it seems to be.
-    """
+    """An inspected file."""
 
     path: str
-    kind: str
-    good: bool
-    bytes: int | UnsetType = UNSET
-    status: LoadStatus | UnsetType = UNSET
-    reason: str = ""
-    data_hash_matches: bool | UnsetType | None = UNSET
-    header: HeaderRecord | UnsetType | None = UNSET
-    vulkan_header: HeaderRecord | UnsetType | None = UNSET
-    made_for: tuple[MadeFor, ...] | UnsetType = UNSET
-    content_hash: Hash | UnsetType = UNSET
+    kind: str  # A `CacheFileKind`, "archive", "export of binaries", or a kind of file beside a cache file
+    good: bool  # Whether it is whole and, with `--device`, would be accepted
+    bytes: int | UnsetType = UNSET  # Its size, if it was read
+    status: LoadStatus | UnsetType = UNSET  # Of a cache file: the result of a load without a device
+    reason: str = ""  # What is wrong, or ""
+    data_hash_matches: bool | UnsetType | None = UNSET  # Of a cache file; null without a trusted hash
+    header: HeaderRecord | UnsetType | None = UNSET  # Of a cache file: our header, if it is proven
+    vulkan_header: HeaderRecord | UnsetType | None = UNSET  # Of a cache file: the header in the driver's data
+    made_for: tuple[MadeFor, ...] | UnsetType = UNSET  # Of a cache file: the applications
     device: IdentityRecord | UnsetType = UNSET
-    offered: Offer | UnsetType = UNSET
-    format_version: int | UnsetType = UNSET
-    records: dict[str, int] | UnsetType = UNSET
-    duplicates: int | UnsetType = UNSET
-    damage: tuple[DamageRecord, ...] | UnsetType = UNSET
-    seems: str | UnsetType = UNSET
+    offered: Offer | UnsetType = UNSET  # Whether that device would accept it
+    format_version: int | UnsetType = UNSET  # Of an archive: version of its format
+    records: dict[str, int] | UnsetType = UNSET  # Of an archive: records by tag
+    duplicates: int | UnsetType = UNSET  # Of an archive: records whose name an earlier one has
+    damage: tuple[DamageRecord, ...] | UnsetType = UNSET  # Of an archive: damage in its headers
+    seems: str | UnsetType = UNSET  # Of anything else: what it seems to be
 
 
 class InspectDocument(Document, frozen=True, kw_only=True):
-    """`inspect --json`. Version 1 described one file and had no version.
-
-    Attributes:
-        files: The given files, in order.
-        good: Number of files that are whole and, with `--device`, would be accepted.
-        bad: Number of the others.
-    """
+    """`inspect --json`. Version 1 described one file and had no version."""
 
     version: int = 2
-    files: tuple[InspectedFile, ...]
-    good: int
-    bad: int
-
-
-# --- export
+    files: tuple[InspectedFile, ...]  # The given files, in order
+    good: int  # Number of files that are whole and, with `--device`, would be accepted
+    bad: int  # Number of the others
 
 
 class ExportDocument(Document, frozen=True, kw_only=True):
-    """`export --json`.
+    """`export --json`."""
 
-    Attributes:
-        path: The cache file.
-        output: The output file.
-        status: LOADED if the driver's data was proven and written, else what is wrong.
-        field: The first field that is wrong or differs, as Vulkan names it.
-        detail: The same in words.
-        written_bytes: Bytes of the driver's data that were written; 0 if something is wrong.
-    """
-
-    path: str
-    output: str
-    status: LoadStatus
-    field: str | None
-    detail: str
-    written_bytes: int
-
-
-# --- pack
+    path: str  # The cache file
+    output: str  # The output file
+    status: LoadStatus  # LOADED if the driver's data was proven and written, else what is wrong
+    field: str | None  # The first field that is wrong or differs, as Vulkan names it
+    detail: str  # The same in words
+    written_bytes: int  # Bytes of the driver's data that were written; 0 if something is wrong
 
 
 class PackedName(Record, frozen=True, kw_only=True):
-    """A described pipeline.
+    """A described pipeline."""
 
-    Attributes:
-        name: Its entry and permutation.
-        kind: Its kind.
-        key: Its hash.
-    """
-
-    name: str
+    name: str  # Its entry and permutation
     kind: PipelineKind
     key: Hash
 
 
 class PackDocument(Document, frozen=True, kw_only=True):
-    """`pack --json`.
-
-    Attributes:
-        manifest: The manifest.
-        output: The archive.
-        bytes: Size of the archive.
-        records: Number of its records.
-        modules: Number of its shader modules.
-        described: Number of pipelines that the manifest describes.
-        pipelines: Number of different pipelines, by kind.
-        unique: Number of different pipelines.
-        names: The described pipelines.
-    """
+    """`pack --json`."""
 
     manifest: str
-    output: str
-    bytes: int
+    output: str  # The archive
+    bytes: int  # Size of the archive
     records: int
-    modules: int
-    described: int
-    pipelines: dict[PipelineKind, int]
-    unique: int
-    names: tuple[PackedName, ...]
-
-
-# --- packs
+    modules: int  # Number of its shader modules
+    described: int  # Number of pipelines that the manifest describes
+    pipelines: dict[PipelineKind, int]  # Number of different pipelines, by kind
+    unique: int  # Number of different pipelines
+    names: tuple[PackedName, ...]  # The described pipelines
 
 
 class PackedTarget(Record, frozen=True, kw_only=True):
-    """The contents of a pack for a device.
+    """The contents of a pack for a device."""
 
-    Attributes:
-        selector: Selector of the device when it was compiled for.
-        device_name: Name of the device.
-        driver: Name and version of its driver.
-        identity: The identity for which the cache is valid; null if the device did not open.
-        cache: Name of the cache file, or null.
-        cache_bytes: Its size.
-        binaries: Name of the file of pipeline binaries, or null.
-        binaries_bytes: Its size.
-        created: Number of pipelines in it.
-        skipped: Number of pipelines that the device does not support.
-        failed: Number of failed pipelines.
-        quarantined: Number of pipelines left out because they crashed the driver.
-        not_run: Number of pipelines that were not tried.
-        parts: The compiled sets, or shards of sets.
-        missing: Missing shards of sets that have other shards.
-        problem: Why there is no cache, or null.
-    """
-
-    selector: str
+    selector: str  # Selector of the device when it was compiled for
     device_name: str
-    driver: str
-    identity: ProfileIdentity | None
-    cache: str | None
+    driver: str  # Name and version of its driver
+    identity: ProfileIdentity | None  # For which the cache is valid; null if the device did not open
+    cache: str | None  # Name of the cache file, or null
     cache_bytes: int
-    binaries: str | None
+    binaries: str | None  # Name of the file of pipeline binaries, or null
     binaries_bytes: int
-    created: int
-    skipped: int
-    failed: int
-    quarantined: int
-    not_run: int
-    parts: tuple[str, ...]
-    missing: tuple[str, ...]
-    problem: str | None
+    created: int  # Number of pipelines in it
+    skipped: int  # Number of pipelines that the device does not support
+    failed: int  # Number of failed pipelines
+    quarantined: int  # Number of pipelines left out because they crashed the driver
+    not_run: int  # Number of pipelines that were not tried
+    parts: tuple[str, ...]  # The compiled sets, or shards of sets
+    missing: tuple[str, ...]  # Missing shards of sets that have other shards
+    problem: str | None  # Why there is no cache, or null
 
 
 class CompiledTarget(Record, frozen=True, kw_only=True):
-    """One of several targets of a compile.
+    """One of several targets of a compile."""
 
-    Attributes:
-        selector: Selector of the device.
-        problem: Why the compile failed, or why the pack has nothing of it; else null.
-        report: The report of the compile; null if it failed or did not begin.
-    """
-
-    selector: str
-    problem: str | None
-    report: CompileReport | None
+    selector: str  # Selector of the device
+    problem: str | None  # Why the compile failed, or why the pack has nothing of it; else null
+    report: CompileReport | None  # The report of the compile; null if it failed or did not begin
 
 
 class TargetsDocument(Document, frozen=True, kw_only=True):
-    """`compile --json` of several devices, of a pattern, or with --out.
+    """`compile --json` of several devices, of a pattern, or with --out."""
 
-    Attributes:
-        pack: The pack that was written, or null.
-        targets: The targets, in the given order.
-    """
-
-    pack: str | None
-    targets: tuple[CompiledTarget, ...]
+    pack: str | None  # The pack that was written, or null
+    targets: tuple[CompiledTarget, ...]  # The targets, in the given order
 
 
 class NearestTarget(Record, frozen=True, kw_only=True):
-    """The target of a pack that is most similar to a device.
+    """The target of a pack that is most similar to a device."""
 
-    Attributes:
-        target: Its selector.
-        differs: The differing fields, in words.
-    """
-
-    target: str
-    differs: tuple[str, ...]
+    target: str  # Its selector
+    differs: tuple[str, ...]  # The differing fields, in words
 
 
 class InstallDocument(Document, frozen=True, kw_only=True):
-    """`install --json`.
-
-    Attributes:
-        pack: The pack.
-        proven: Whether its MAC was checked, with --key.
-        device_name: Name of the device.
-        driver: Name and version of its driver.
-        identity: The identity for which its caches are valid.
-        target: Selector of the target for this device and driver, or null.
-        has_cache: Whether the pack has a cache for it.
-        problem: Why the target has no data, or null.
-        nearest: If there is no target: the most similar one.
-        created: Number of pipelines in that cache.
-        cache_file: The cache file of the device.
-        saved_bytes: Bytes that were written, or 0.
-        not_saved: Why nothing was written, or null.
-        bytes_before: Size of the driver's data before.
-        bytes_after: Size of the driver's data now.
-        store: The store of pipeline binaries, if the pack has some for the device; else null.
-        binaries: Number of pipelines that have binaries in the pack.
-        binaries_new: Bytes of binaries that were new to the store.
-        notes: Remarks for the user.
-    """
+    """`install --json`."""
 
     pack: str
-    proven: bool
+    proven: bool  # Whether its MAC was checked, with --key
     device_name: str
-    driver: str
-    identity: ProfileIdentity
-    target: str | None
-    has_cache: bool
-    problem: str | None
-    nearest: NearestTarget | None
-    created: int
-    cache_file: str
-    saved_bytes: int
-    not_saved: str | None
-    bytes_before: int
-    bytes_after: int
-    store: str | None
-    binaries: int
-    binaries_new: int
-    notes: tuple[str, ...]
-
-
-# --- verify
+    driver: str  # Name and version of its driver
+    identity: ProfileIdentity  # The identity for which its caches are valid
+    target: str | None  # Selector of the target for this device and driver, or null
+    has_cache: bool  # Whether the pack has a cache for it
+    problem: str | None  # Why the target has no data, or null
+    nearest: NearestTarget | None  # If there is no target: the most similar one
+    created: int  # Number of pipelines in that cache
+    cache_file: str  # The cache file of the device
+    saved_bytes: int  # Bytes that were written, or 0
+    not_saved: str | None  # Why nothing was written, or null
+    bytes_before: int  # Size of the driver's data before
+    bytes_after: int  # Size of the driver's data now
+    store: str | None  # The store of pipeline binaries, if the pack has some for the device; else null
+    binaries: int  # Number of pipelines that have binaries in the pack
+    binaries_new: int  # Bytes of binaries that were new to the store
+    notes: tuple[str, ...]  # Remarks for the user
 
 
 class CheckedFile(Record, frozen=True, kw_only=True):
-    """A file or directory that was checked.
-
-    Attributes:
-        path: Its path.
-        kind: What it is.
-        files: Of a directory or a pack: number of checked files in it.
-        quarantined: Of a directory: files in its quarantine.
-        bytes: Of a file: its size.
-        status: Of a cache file: the result of a load without a device.
-        previous_generation: Of a cache file: the same for its previous generation, or null.
-        records: Of an archive: its records.
-        unusable_records: Of an archive: those that cannot be used.
-        unchecked_records: Of an archive: those whose content does not prove their key.
-        damage: Of an archive: what could not be read.
-        targets: Of a pack: its contents for each device.
-        signed: Of a pack: whether it has a MAC.
-        proven: Of a pack: whether the MAC was checked, with --key.
-        strays: Of a pack: names of other files in its directory.
-        problems: What is wrong.
-        next_step: What to do about it; "" if nothing is wrong.
-    """
+    """A file or directory that was checked."""
 
     path: str
-    kind: str
-    files: int | UnsetType = UNSET
-    quarantined: int | UnsetType = UNSET
-    bytes: int | UnsetType = UNSET
-    status: LoadStatus | UnsetType = UNSET
-    previous_generation: LoadStatus | UnsetType | None = UNSET
-    records: int | UnsetType = UNSET
-    unusable_records: int | UnsetType = UNSET
-    unchecked_records: int | UnsetType = UNSET
-    damage: tuple[DamageRecord, ...] | UnsetType = UNSET
-    targets: tuple[PackedTarget, ...] | UnsetType = UNSET
-    signed: bool | UnsetType = UNSET
-    proven: bool | UnsetType = UNSET
-    strays: tuple[str, ...] | UnsetType = UNSET
-    problems: tuple[str, ...]
-    next_step: str
+    kind: str  # What it is
+    files: int | UnsetType = UNSET  # Of a directory or a pack: number of checked files in it
+    quarantined: int | UnsetType = UNSET  # Of a directory: files in its quarantine
+    bytes: int | UnsetType = UNSET  # Of a file: its size
+    status: LoadStatus | UnsetType = UNSET  # Of a cache file: the result of a load without a device
+    previous_generation: LoadStatus | UnsetType | None = UNSET  # Of a cache file: its status, or null
+    records: int | UnsetType = UNSET  # Of an archive: its records
+    unusable_records: int | UnsetType = UNSET  # Of an archive: those that cannot be used
+    unchecked_records: int | UnsetType = UNSET  # Of an archive: those whose content does not prove their key
+    damage: tuple[DamageRecord, ...] | UnsetType = UNSET  # Of an archive: what could not be read
+    targets: tuple[PackedTarget, ...] | UnsetType = UNSET  # Of a pack: its contents for each device
+    signed: bool | UnsetType = UNSET  # Of a pack: whether it has a MAC
+    proven: bool | UnsetType = UNSET  # Of a pack: whether the MAC was checked, with --key
+    strays: tuple[str, ...] | UnsetType = UNSET  # Of a pack: names of other files in its directory
+    problems: tuple[str, ...]  # What is wrong
+    next_step: str  # What to do about it; "" if nothing is wrong
 
 
 class VerifyDocument(Document, frozen=True, kw_only=True):
-    """`verify --json`.
+    """`verify --json`."""
 
-    Attributes:
-        checked: Each file and directory.
-        good: Number of good ones.
-        bad: Number of bad ones.
-    """
-
-    checked: tuple[CheckedFile, ...]
-    good: int
-    bad: int
-
-
-# --- binaries
+    checked: tuple[CheckedFile, ...]  # Each file and directory
+    good: int  # Number of good ones
+    bad: int  # Number of bad ones
 
 
 class BinariesGeneration(Record, frozen=True, kw_only=True):
-    """A device and a global pipeline key, in a store of binaries.
-
-    Attributes:
-        device_name: Name of the device.
-        driver_name: VkPhysicalDeviceDriverProperties::driverName.
-        driver_info: VkPhysicalDeviceDriverProperties::driverInfo.
-        identity: The device and driver.
-        global_key: vkGetPipelineKeyKHR without a create info, in hex.
-        pipelines: Number of its pipelines; null for a removed generation.
-        binaries: Number of their binaries, each counted for every use; or null.
-        bytes: Size of the binaries; or null.
-        shared_driver_keys: Number of the driver's keys that several states have; or null.
-        used_s: Time of the last use, seconds since the epoch; or null.
-    """
+    """A device and a global pipeline key, in a store of binaries."""
 
     device_name: str
-    driver_name: str
-    driver_info: str
-    identity: ProfileIdentity
-    global_key: str
-    pipelines: int | None = None
-    binaries: int | None = None
-    bytes: int | None = None
-    shared_driver_keys: int | None = None
-    used_s: int | None = msgspec.field(default=None, name="used_s")
+    driver_name: str  # VkPhysicalDeviceDriverProperties::driverName
+    driver_info: str  # VkPhysicalDeviceDriverProperties::driverInfo
+    identity: ProfileIdentity  # The device and driver
+    global_key: str  # vkGetPipelineKeyKHR without a create info, in hex
+    pipelines: int | None = None  # Number of its pipelines; null for a removed generation
+    binaries: int | None = None  # Number of their binaries, each counted for every use; or null
+    bytes: int | None = None  # Size of the binaries; or null
+    shared_driver_keys: int | None = None  # Number of the driver's keys that several states have; or null
+    used_s: int | None = msgspec.field(default=None, name="used_s")  # Last use, since the epoch; or null
 
 
 class BinariesDocument(Document, frozen=True, kw_only=True):
-    """`binaries --json`.
+    """`binaries --json`."""
 
-    Attributes:
-        action: The action: stat, verify, export, import or prune.
-        store: Path of the store.
-        generations: Its contents by device and global key.
-        payloads: Number of different binaries.
-        payload_bytes: Size of the different binaries.
-        used_bytes: Size of the used pages of the file.
-        file_bytes: Size of the file.
-        bound_bytes: Size limit.
-        set_aside: The file that was moved to the quarantine on opening, and why; or null.
-        read_only: Why the store could only be read, or null.
-        problems: The problems that `verify` found.
-        pack: The pack that was written or read, or null.
-        packed_pipelines: Number of pipelines in the pack.
-        packed_binaries: Number of binaries in the pack.
-        packed_bytes: Size of the pack.
-        signed: Whether the pack is signed; of an import, whether the signature was checked.
-        stored: Number of pipelines that an import stored.
-        removed: Generations that `prune` removed, or would remove.
-        evicted: Number of other pipelines that `prune` removed, or that an import removed to make room, those
-            of the import among them; 0 if nothing was removed.
-        too_large: Number of pipelines that an import did not store, because one would take too much of the
-            store.
-        dry_run: Whether nothing was removed.
-    """
-
-    action: str
+    action: str  # The action: stat, verify, export, import or prune
     store: Path
-    generations: tuple[BinariesGeneration, ...]
-    payloads: int
-    payload_bytes: int
-    used_bytes: int
+    generations: tuple[BinariesGeneration, ...]  # Its contents by device and global key
+    payloads: int  # Number of different binaries
+    payload_bytes: int  # Size of the different binaries
+    used_bytes: int  # Size of the used pages of the file
     file_bytes: int
-    bound_bytes: int
-    set_aside: str | None
-    read_only: str | None
-    problems: tuple[str, ...] = ()
-    pack: Path | None = None
-    packed_pipelines: int = 0
-    packed_binaries: int = 0
-    packed_bytes: int = 0
-    signed: bool = False
-    stored: int = 0
-    removed: tuple[BinariesGeneration, ...] = ()
-    evicted: int = 0
-    too_large: int = 0
-    dry_run: bool = False
-
-
-# --- merge
+    bound_bytes: int  # Size limit
+    set_aside: str | None  # The file that was moved to the quarantine on opening, and why; or null
+    read_only: str | None  # Why the store could only be read, or null
+    problems: tuple[str, ...] = ()  # The problems that `verify` found
+    pack: Path | None = None  # The pack that was written or read, or null
+    packed_pipelines: int = 0  # Number of pipelines in the pack
+    packed_binaries: int = 0  # Number of binaries in the pack
+    packed_bytes: int = 0  # Size of the pack
+    signed: bool = False  # Whether the pack is signed; of an import, whether the signature was checked
+    stored: int = 0  # Number of pipelines that an import stored
+    removed: tuple[BinariesGeneration, ...] = ()  # Generations that `prune` removed, or would remove
+    evicted: int = 0  # Other pipelines that `prune` removed, or an import to make room, its own among them
+    too_large: int = 0  # Pipelines that an import did not store: one would take too much of the store
+    dry_run: bool = False  # Whether nothing was removed
 
 
 class MergedFile(Record, frozen=True, kw_only=True):
-    """A cache file to merge.
-
-    Attributes:
-        path: Its path.
-        status: LOADED if it was merged, else why not.
-        detail: The same in words.
-        data_bytes: Size of the driver's data in it.
-        added_bytes: Bytes that it added to the merged cache.
-    """
+    """A cache file to merge."""
 
     path: Path
-    status: str
-    detail: str
-    data_bytes: int
-    added_bytes: int
+    status: str  # LOADED if it was merged, else why not
+    detail: str  # The same in words
+    data_bytes: int  # Size of the driver's data in it
+    added_bytes: int  # Bytes that it added to the merged cache
 
 
 class MergeDocument(Document, frozen=True, kw_only=True):
-    """`merge --json`.
+    """`merge --json`."""
 
-    Attributes:
-        device: The device that merged.
-        output: The output file.
-        files: The result for each file.
-        merged: Number of merged files.
-        refused: Number of files left out.
-        data_bytes: Size of the merged cache.
-        saved_bytes: Bytes that were written.
-        not_saved: Why nothing was written, or null.
-        note: What a user should know of what was written, or null.
-    """
-
-    device: IdentityRecord
-    output: str
-    files: tuple[MergedFile, ...]
-    merged: int
-    refused: int
-    data_bytes: int
-    saved_bytes: int
-    not_saved: str | None
-    note: str | None
+    device: IdentityRecord  # The device that merged
+    output: str  # The output file
+    files: tuple[MergedFile, ...]  # The result for each file
+    merged: int  # Number of merged files
+    refused: int  # Number of files left out
+    data_bytes: int  # Size of the merged cache
+    saved_bytes: int  # Bytes that were written
+    not_saved: str | None  # Why nothing was written, or null
+    note: str | None  # What a user should know of what was written, or null
 
 
 class JoinedTargetRecord(PackedTarget, frozen=True, kw_only=True):
-    """A target of a joined pack.
+    """A target of a joined pack."""
 
-    Attributes:
-        packs: The packs with a cache for it.
-        merged: Whether the driver merged the caches; otherwise one was copied.
-    """
-
-    packs: tuple[str, ...]
-    merged: bool
+    packs: tuple[str, ...]  # The packs with a cache for it
+    merged: bool  # Whether the driver merged the caches; otherwise one was copied
 
 
 class LackedTarget(Record, frozen=True, kw_only=True):
-    """A target that a joined pack had nothing of.
-
-    Attributes:
-        pack: The pack.
-        target: Its selector there.
-        problem: Why there was nothing, such as that its compile was not finished.
-    """
+    """A target that a joined pack had nothing of."""
 
     pack: str
-    target: str
-    problem: str
+    target: str  # Its selector there
+    problem: str  # Why there was nothing, such as that its compile was not finished
 
 
 class MergePacksDocument(Document, frozen=True, kw_only=True):
-    """`merge --json` of packs.
+    """`merge --json` of packs."""
 
-    Attributes:
-        output: The pack that was written.
-        packs: The packs that were joined.
-        signed: Whether it was signed.
-        targets: Its targets.
-        lacked: Targets that one of the packs had nothing of.
-    """
-
-    output: str
-    packs: tuple[str, ...]
-    signed: bool
+    output: str  # The pack that was written
+    packs: tuple[str, ...]  # The packs that were joined
+    signed: bool  # Whether it was signed
     targets: tuple[JoinedTargetRecord, ...]
-    lacked: tuple[LackedTarget, ...]
-
-
-# --- prune
+    lacked: tuple[LackedTarget, ...]  # Targets that one of the packs had nothing of
 
 
 class PrunedFile(Record, frozen=True, kw_only=True):
-    """A file to remove.
-
-    Attributes:
-        path: Its path.
-        bytes: Its size.
-        reason: Why it is removed.
-        detail: Details of the reason.
-        cause: Why it could not be removed; not there if it was removed.
-    """
+    """A file to remove."""
 
     path: Path
     bytes: int
-    reason: str
-    detail: str
-    cause: str | UnsetType = UNSET
+    reason: str  # Why it is removed
+    detail: str  # Details of the reason
+    cause: str | UnsetType = UNSET  # Why it could not be removed; not there if it was removed
 
 
 class KeptFile(Record, frozen=True, kw_only=True):
-    """A file that stays.
-
-    Attributes:
-        path: Its path.
-        bytes: Its size.
-    """
+    """A file that stays."""
 
     path: Path
     bytes: int
 
 
 class PruneDocument(Document, frozen=True, kw_only=True):
-    """`prune --json`.
-
-    Attributes:
-        directory: The directory.
-        dry_run: Whether nothing was removed.
-        removed: Files that were removed, or would be.
-        removed_bytes: Their size.
-        failed: Files that could not be removed.
-        leftovers: Leftovers of killed processes that were removed, or would be.
-        leftovers_failed: Those that could not be removed.
-        kept: Files that stay.
-        kept_bytes: Their size.
-        drivers_asked: Number of devices whose driver build is known.
-        note: Why it is unknown, or what else a reader must know of the result; or null.
-    """
+    """`prune --json`."""
 
     directory: Path
-    dry_run: bool
-    removed: tuple[PrunedFile, ...]
-    removed_bytes: int
-    failed: tuple[PrunedFile, ...]
-    leftovers: tuple[Path, ...]
-    leftovers_failed: tuple[Path, ...]
-    kept: tuple[KeptFile, ...]
-    kept_bytes: int
-    drivers_asked: int
-    note: str | None
-
-
-# --- quarantine
+    dry_run: bool  # Whether nothing was removed
+    removed: tuple[PrunedFile, ...]  # Files that were removed, or would be
+    removed_bytes: int  # Their size
+    failed: tuple[PrunedFile, ...]  # Files that could not be removed
+    leftovers: tuple[Path, ...]  # Leftovers of killed processes that were removed, or would be
+    leftovers_failed: tuple[Path, ...]  # Those that could not be removed
+    kept: tuple[KeptFile, ...]  # Files that stay
+    kept_bytes: int  # Their size
+    drivers_asked: int  # Number of devices whose driver build is known
+    note: str | None  # Why it is unknown, or what else a reader must know of the result; or null
 
 
 class HeldQuarantine(Record, frozen=True, kw_only=True):
-    """The pipelines in quarantine on one device and driver.
+    """The pipelines in quarantine on one device and driver."""
 
-    Attributes:
-        path: Path of the quarantine file.
-        problem: Why the file cannot be used, or "".
-        device_name: The device.
-        driver: Name and version of the driver.
-        culprits: The pipelines.
-    """
-
-    path: Path
-    problem: str
+    path: Path  # Path of the quarantine file
+    problem: str  # Why the file cannot be used, or ""
     device_name: str
-    driver: str
-    culprits: tuple[Culprit, ...]
+    driver: str  # Name and version of the driver
+    culprits: tuple[Culprit, ...]  # The pipelines
 
 
 class QuarantineDocument(Document, frozen=True, kw_only=True):
-    """`quarantine --json`.
+    """`quarantine --json`."""
 
-    Attributes:
-        directory: The directory of cache files.
-        cleared: Number of pipelines that `clear` removed; null for `list`.
-        quarantines: The quarantines now.
-    """
-
-    directory: Path
-    cleared: int | None
-    quarantines: tuple[HeldQuarantine, ...]
-
-
-# --- doctor
+    directory: Path  # The directory of cache files
+    cleared: int | None  # Number of pipelines that `clear` removed; null for `list`
+    quarantines: tuple[HeldQuarantine, ...]  # The quarantines now
 
 
 class DoctorFinding(Record, frozen=True, kw_only=True):
-    """The result of one check.
+    """The result of one check."""
 
-    Attributes:
-        subject: The subject of the check.
-        state: "good", "hint" (works with limitations) or "bad".
-        detail: The finding.
-        next_step: What to do about it; null if it is good.
-    """
-
-    subject: str
-    state: str
-    detail: str
-    next_step: str | None
+    subject: str  # The subject of the check
+    state: str  # "good", "hint" (works with limitations) or "bad"
+    detail: str  # The finding
+    next_step: str | None  # What to do about it; null if it is good
 
 
 class DoctorDocument(Document, frozen=True, kw_only=True):
-    """`doctor --json`.
+    """`doctor --json`."""
 
-    Attributes:
-        devices: The devices that could be opened.
-        cache_directory: The directory of cache files.
-        findings: All findings.
-        bad: Number of bad findings.
-    """
-
-    devices: tuple[IdentityRecord, ...]
-    cache_directory: Path
-    findings: tuple[DoctorFinding, ...]
-    bad: int
+    devices: tuple[IdentityRecord, ...]  # The devices that could be opened
+    cache_directory: Path  # The directory of cache files
+    findings: tuple[DoctorFinding, ...]  # All findings
+    bad: int  # Number of bad findings
 
 
 class KeysDocument(KeyProfile, frozen=True, kw_only=True):
-    """`doctor --keys --json`: the profile, and where it was saved.
+    """`doctor --keys --json`: the profile, and where it was saved."""
 
-    Attributes:
-        version: Version of the document.
-        profile: Where it was saved, or null.
-        not_saved: Why it was not saved, or "".
-    """
-
-    version: int = 1
-    profile: str | None
-    not_saved: str
-
-
-# --- calibrate
+    version: int = 1  # Version of the document
+    profile: str | None  # Where it was saved, or null
+    not_saved: str  # Why it was not saved, or ""
 
 
 class CalibrateDocument(CalibrationProfile, frozen=True, kw_only=True):
-    """`calibrate --json`: the profile, where it was saved, and why measuring ended early.
+    """`calibrate --json`: the profile, where it was saved, and why measuring ended early."""
 
-    Attributes:
-        version: Version of the document.
-        profile: Where it was saved, or null.
-        stopped: Why measuring ended early, or null.
-    """
-
-    version: int = 1
-    profile: str | None
-    stopped: str | None
-
-
-# --- bench and compare
+    version: int = 1  # Version of the document
+    profile: str | None  # Where it was saved, or null
+    stopped: str | None  # Why measuring ended early, or null
 
 
 class RatioRecord(Record, frozen=True, kw_only=True):
-    """A ratio with its interval.
-
-    Attributes:
-        median: Median.
-        low: Lower end of its interval.
-        high: Upper end.
-        count: Number of values, or of pairs.
-        judgement: "higher" or "lower" if it differs from 1 by more than the noise, "equal" within 5 %,
-            "undecided", or "not measured" if samples or control do not suffice.
-    """
+    """A ratio with its interval."""
 
     median: float
-    low: float
-    high: float
-    count: int
+    low: float  # Lower end of its interval.
+    high: float  # Upper end.
+    count: int  # Number of values, or of pairs.
+    # "higher" or "lower" if it differs from 1 by more than the noise, "equal" within 5 %, "undecided", or
+    # "not measured" if samples or control do not suffice.
     judgement: Judgement
 
     @classmethod
@@ -964,43 +527,26 @@ class RatioRecord(Record, frozen=True, kw_only=True):
 
 
 class CellConditions(Record, frozen=True, kw_only=True):
-    """The conditions under which modes are compared.
+    """The conditions under which modes are compared."""
 
-    Attributes:
-        device: The selector.
-        start: Contents of the caches.
-        duplicates: Share of the pipelines that the run created a second time.
-        workers: Number of workers.
-    """
-
-    device: str
-    start: Start
-    duplicates: float
+    device: str  # The selector
+    start: Start  # Contents of the caches
+    duplicates: float  # Share of the pipelines that the run created a second time
     workers: int
 
 
 class CellName(CellConditions, frozen=True, kw_only=True):
-    """A cell of a benchmark.
+    """A cell of a benchmark."""
 
-    Attributes:
-        mode: The cache topology.
-    """
-
-    mode: CacheMode
+    mode: CacheMode  # The cache topology
 
 
 class FailedCell(CellName, frozen=True, kw_only=True):
-    """A sample that could not be taken.
+    """A sample that could not be taken."""
 
-    Attributes:
-        control: Whether it was the second measurement of the baseline.
-        round: Number of the round; -1 is the warm-up.
-        reason: What happened.
-    """
-
-    control: bool
-    round: int
-    reason: str
+    control: bool  # Whether it was the second measurement of the baseline
+    round: int  # Number of the round; -1 is the warm-up
+    reason: str  # What happened
 
     @classmethod
     def of(cls, failed: FailedSample) -> Self:
@@ -1009,174 +555,95 @@ class FailedCell(CellName, frozen=True, kw_only=True):
 
 
 class BenchCell(CellName, frozen=True, kw_only=True):
-    """Figures of a cell: medians; those that are objects have intervals.
-
-    Attributes:
-        samples: Number of samples.
-        throughput: Pipelines per second of one pass over the set, keys and merge included.
-        creation_rate: Pipelines per second up to the barrier, over all passes.
-        seconds: From the first job to the end of the merge.
-        blocked_share: Share of the calls' time in which threads slept, at least: in the driver's own time.
-        asleep_share: The same, at most: in the whole call.
-        run_delay_share: Share of the calls' time in which threads waited for a processor.
-        overhead_share: Share of the calls' time outside the driver.
-        efficiency: Throughput per worker against one worker; null if one worker was not measured.
-        inflation: CPU time per pipeline against one worker; null if one worker was not measured.
-        open_s: Creating the caches.
-        merge_s: Merging.
-        read_back_s: Reading the merged cache back.
-        barrier_wait_s: Waiting at the barrier, all workers.
-        duplicate_keys: Pipelines that were compiled more than once.
-        duplicate_s: Driver time of their compiles without the first.
-        peak_memory_bytes: Peak memory of the process.
-    """
+    """Figures of a cell: medians; those that are objects have intervals."""
 
     samples: int
-    throughput: Estimate
-    creation_rate: Estimate
-    seconds: Estimate
-    blocked_share: Estimate
-    asleep_share: Estimate
-    run_delay_share: Estimate
-    overhead_share: Estimate
-    efficiency: Estimate | None
-    inflation: Estimate | None
-    open_s: float
-    merge_s: float
-    read_back_s: float
-    barrier_wait_s: float
-    duplicate_keys: float
-    duplicate_s: float
-    peak_memory_bytes: float
+    throughput: Estimate  # Pipelines per second of one pass over the set, keys and merge included
+    creation_rate: Estimate  # Pipelines per second up to the barrier, over all passes
+    seconds: Estimate  # From the first job to the end of the merge
+    blocked_share: Estimate  # Share of the calls' time in which threads slept, at least: in the driver's own.
+    asleep_share: Estimate  # The same, at most: in the whole call.
+    run_delay_share: Estimate  # Share of the calls' time in which threads waited for a processor
+    overhead_share: Estimate  # Share of the calls' time outside the driver
+    efficiency: Estimate | None  # Throughput per worker against one worker; null if that was not measured
+    inflation: Estimate | None  # CPU time per pipeline against one worker; null if that was not measured
+    open_s: float  # Creating the caches
+    merge_s: float  # Merging
+    read_back_s: float  # Reading the merged cache back
+    barrier_wait_s: float  # Waiting at the barrier, all workers
+    duplicate_keys: float  # Pipelines that were compiled more than once
+    duplicate_s: float  # Driver time of their compiles without the first
+    peak_memory_bytes: float  # Peak memory of the process
 
 
 class BenchGroup(CellConditions, frozen=True, kw_only=True):
-    """All modes under the same conditions against their baseline.
+    """All modes under the same conditions against their baseline."""
 
-    Attributes:
-        baseline: The mode to compare with.
-        noise: Noise of the A/A control, as a factor; null without a control.
-        throughput_ratios: Throughput of each other mode over the baseline's, the merge included.
-        creation_rate_ratios: The same up to the barrier, over all passes.
-        locking: per-worker-internal over per-worker; null if one was not measured.
-    """
-
-    baseline: CacheMode
-    noise: float | None
-    throughput_ratios: dict[CacheMode, RatioRecord]
-    creation_rate_ratios: dict[CacheMode, RatioRecord]
-    locking: RatioRecord | None
+    baseline: CacheMode  # The mode to compare with
+    noise: float | None  # Noise of the A/A control, as a factor; null without a control
+    throughput_ratios: dict[CacheMode, RatioRecord]  # Each other mode over the baseline, with the merge
+    creation_rate_ratios: dict[CacheMode, RatioRecord]  # The same up to the barrier, over all passes
+    locking: RatioRecord | None  # per-worker-internal over per-worker; null if one was not measured
 
 
 class BenchDocument(Document, frozen=True, kw_only=True):
-    """`bench --json`. In version 1 ratios had other verdicts, and `blocked_share` was of the driver's time.
-
-    Attributes:
-        results: The file of all samples.
-        samples: Number of samples of the matrix in it.
-        planned: Number of samples of the matrix.
-        resumed: Of `samples`, those from earlier runs.
-        stopped: Why it ended early, or null.
-        failed: Samples that could not be taken.
-        cells: Figures of each cell.
-        groups: The modes of each group of cells against their baseline.
-        advice: Which mode to use on each device, in sentences.
-        verdicts: The verdicts, in sentences.
-        warnings: What weakens the figures.
-        report: The page, or null.
-    """
+    """`bench --json`. In version 1 ratios had other verdicts, `blocked_share` was of the driver's time."""
 
     version: int = 2
-    results: str
-    samples: int
-    planned: int
-    resumed: int
-    stopped: str | None
-    failed: tuple[FailedCell, ...]
-    cells: tuple[BenchCell, ...]
-    groups: tuple[BenchGroup, ...]
-    advice: tuple[str, ...]
-    verdicts: tuple[str, ...]
-    warnings: tuple[str, ...]
-    report: str | None
+    results: str  # The file of all samples
+    samples: int  # Number of samples of the matrix in it
+    planned: int  # Number of samples of the matrix
+    resumed: int  # Of `samples`, those from earlier runs
+    stopped: str | None  # Why it ended early, or null
+    failed: tuple[FailedCell, ...]  # Samples that could not be taken
+    cells: tuple[BenchCell, ...]  # Figures of each cell
+    groups: tuple[BenchGroup, ...]  # The modes of each group of cells against their baseline
+    advice: tuple[str, ...]  # Which mode to use on each device, in sentences
+    verdicts: tuple[str, ...]  # The verdicts, in sentences
+    warnings: tuple[str, ...]  # What weakens the figures
+    report: str | None  # The page, or null
 
 
 class ChangedCell(CellName, frozen=True, kw_only=True):
-    """A cell in both files, named as in the second.
+    """A cell in both files, named as in the second."""
 
-    Attributes:
-        device_before: The selector in the first file.
-        seconds_before: Median time of one pass over the set in the first file, keys and merge included.
-        seconds_after: The same in the second.
-        noise: Noise of the A/A control, as a factor; null without a control.
-        time: Time in the second file over time in the first.
-        cpu: The same for CPU time per pipeline.
-        memory: The same for peak memory; without a verdict if the numbers of passes differ.
-    """
-
-    device_before: str
-    seconds_before: float
-    seconds_after: float
-    noise: float | None
-    time: RatioRecord
-    cpu: RatioRecord
-    memory: RatioRecord
+    device_before: str  # The selector in the first file
+    seconds_before: float  # Median time of one pass over the set in the first file, keys and merge included
+    seconds_after: float  # The same in the second
+    noise: float | None  # Noise of the A/A control, as a factor; null without a control
+    time: RatioRecord  # Time in the second file over time in the first
+    cpu: RatioRecord  # The same for CPU time per pipeline
+    memory: RatioRecord  # The same for peak memory; without a verdict if the numbers of passes differ
 
 
 class ComparedFile(Record, frozen=True, kw_only=True):
-    """A benchmark compared with the first one.
+    """A benchmark compared with the first one."""
 
-    Attributes:
-        path: Its file or directory, as given.
-        summary: The result in one sentence.
-        pipelines_added: Increase of the number of pipelines; null if a file has several sets.
-        slower: Number of cells that are slower beyond noise and threshold.
-        faster: Number of cells that are faster beyond them.
-        undecided: Number of cells without a verdict, or whose intervals are too wide for one.
-        refused_added: Largest increase of the number of pipelines that the driver refuses, over the cells.
-        skipped_added: Largest increase of the number of pipelines that are skipped, over the cells.
-        cells: The cells that both have.
-        only_before: Cells that only the first one has.
-        only_after: Cells that only this one has.
-        failed: Samples of this one that could not be taken.
-        differences: Other differences, one sentence each.
-    """
-
-    path: Path
-    summary: str
-    pipelines_added: int | None
-    slower: int
-    faster: int
-    undecided: int
-    refused_added: int
-    skipped_added: int
-    cells: tuple[ChangedCell, ...]
-    only_before: tuple[CellName, ...]
-    only_after: tuple[CellName, ...]
-    failed: tuple[FailedCell, ...]
-    differences: tuple[str, ...]
+    path: Path  # Its file or directory, as given
+    summary: str  # The result in one sentence
+    pipelines_added: int | None  # Increase of the number of pipelines; null if a file has several sets
+    slower: int  # Number of cells that are slower beyond noise and threshold
+    faster: int  # Number of cells that are faster beyond them
+    undecided: int  # Cells without a verdict, or whose intervals are too wide for one.
+    refused_added: int  # Largest increase of the number of pipelines that the driver refuses, over the cells
+    skipped_added: int  # Largest increase of the number of pipelines that are skipped, over the cells
+    cells: tuple[ChangedCell, ...]  # The cells that both have
+    only_before: tuple[CellName, ...]  # Cells that only the first one has
+    only_after: tuple[CellName, ...]  # Cells that only this one has
+    failed: tuple[FailedCell, ...]  # Samples of this one that could not be taken
+    differences: tuple[str, ...]  # Other differences, one sentence each
 
 
 class CompareDocument(Document, frozen=True, kw_only=True):
-    """`compare --json`. Version 1 compared two files, in version 2 ratios had other verdicts.
-
-    Attributes:
-        before: The file to compare with.
-        files: The other files.
-    """
+    """`compare --json`. Version 1 compared two files, in version 2 ratios had other verdicts."""
 
     version: int = 3
-    before: Path
-    files: tuple[ComparedFile, ...]
+    before: Path  # The file to compare with
+    files: tuple[ComparedFile, ...]  # The other files
 
 
 class CompletionDocument(Document, frozen=True, kw_only=True):
-    """`completion --json`.
-
-    Attributes:
-        shell: The shell that it is for.
-        script: The script.
-    """
+    """`completion --json`."""
 
     shell: str
     script: str
