@@ -1,7 +1,8 @@
 """A process that is ours: that of the command line, or of a child that we start.
 
 Guarantees: a signal that the caller ignores (`nohup`, a shell's `&`) stays ignored. The stages of a clock add
-up to the time since it began.
+up to the time since it began. A setting of malloc that the user made stays; with another library than the GNU
+C library nothing happens.
 Assumptions: a program that embeds the library owns its interpreter, so it uses only the clock. Linux.
 """
 
@@ -15,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -25,6 +26,11 @@ _START_FIELD: Final = (
 )
 _PR_SET_PDEATHSIG: Final = 1  # prctl(2)
 _ENDING: Final = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+_TUNABLES: Final = "GLIBC_TUNABLES"  # ld.so(8)
+_FREED_BLOCKS: Final = "glibc.malloc.tcache_count=4000:glibc.malloc.tcache_max=256"
+_KEPT: Final = ((-1, 256 << 20), (-2, 4 << 20), (-3, 32 << 20))
+"""M_TRIM_THRESHOLD, M_TOP_PAD and M_MMAP_THRESHOLD (mallopt(3)): what a thread keeps at the end of its
+memory, by how much that grows, and from what size on a block comes from the system; bytes."""
 
 
 class StageClock:
@@ -177,3 +183,29 @@ def wants_a_thread(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def compiling_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that is to compile: a thread keeps 4,000 freed blocks of a size, not 7.
+
+    Blocks of at most 256 bytes, not of 1,032: nearly as fast, and 1 MiB a worker in place of 12.
+    """
+    if _sets_malloc(environment):
+        return {**environment}
+    return {**environment, _TUNABLES: ":".join(filter(None, (environment.get(_TUNABLES), _FREED_BLOCKS)))}
+
+
+def keep_freed_memory() -> None:
+    """Let this process's C library grow and give back memory in large steps: each takes a lock of the system.
+
+    Memory that was never used takes none of the machine's, but counts for RLIMIT_DATA. Thread-safe.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and not _sets_malloc(os.environ):
+        for number, size in _KEPT:
+            mallopt(number, size)
+
+
+def _sets_malloc(environment: Mapping[str, str]) -> bool:
+    tunables = environment.get(_TUNABLES, "").replace(_FREED_BLOCKS, "")
+    return "glibc.malloc." in tunables or any(each.startswith("MALLOC_") for each in environment)

@@ -17,7 +17,7 @@ from orchestrator.children.parent import Child, Ended
 from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.selectors import needed_at_start
 from orchestrator.errors import NoDeviceError, OrchestratorError
-from orchestrator.malloc import compiling_environment
+from orchestrator.process import compiling_environment
 from orchestrator.run.options import BATCH_LIMIT
 from orchestrator.stores.files.atomic_file import SaveError
 

@@ -81,11 +81,7 @@ for _name, _function in VERBS.items():
 
 
 def parse(tokens: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundArguments]:
-    """The verb that a command line calls, and its arguments.
-
-    Raises:
-        UsageError: It cannot be understood.
-    """
+    """The verb that a command line calls, and its arguments."""
     _refuse_empty(tokens)
     try:
         if not any(each in VERBS for each in tokens) and "--version" not in tokens:

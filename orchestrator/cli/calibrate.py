@@ -20,7 +20,6 @@ from orchestrator.cli.values import (
     MOST_WORKERS,
     SAMPLE,
     damage_to_measure,
-    restart_for,
     set_paths,
     time_limit_seconds,
     usable_directory,
@@ -71,14 +70,13 @@ def calibrate_verb(
     from orchestrator.cli.measured import Expectation, calibrate_document, show_calibration
     from orchestrator.cli.progress_bar import MeasurementBar
     from orchestrator.devices.opening import own_process
-    from orchestrator.malloc import keep_freed_memory
+    from orchestrator.process import keep_freed_memory
     from orchestrator.stores.files.atomic_file import SaveError
     from orchestrator.stores.profile_file import save_profile
 
     limit = time_limit_seconds(time_limit)
     names = sets or [SAMPLE]
     directory = usable_directory(cache_dir)
-    restart_for(device)
     own_process(device)
     keep_freed_memory()  # as where a compile does its work
     output = Output(json=json)

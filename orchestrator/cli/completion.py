@@ -31,7 +31,7 @@ def completion_verb(shell: Literal["bash", "zsh", "fish"], /, *, json: JsonFlag 
     script = _with_display(app.generate_completion(shell=shell), shell)
     output.document(lambda: CompletionDocument(shell=shell, script=script))
     for line in script.splitlines():
-        output.verbatim(line)
+        output.line(line)
     return ExitCode.OK
 
 

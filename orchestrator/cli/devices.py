@@ -123,11 +123,7 @@ def _families_document(families: Sequence[Family]) -> FamiliesDocument:
 
 
 def identity_of(selector: str) -> DeviceIdentity:
-    """The identity of the device that a selector names.
-
-    Raises:
-        DeviceError: It cannot be opened.
-    """
+    """The identity of the device that a selector names."""
     from orchestrator.devices.listing import list_one
 
     return list_one(selector, on_output=show_words).identity

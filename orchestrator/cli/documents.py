@@ -38,38 +38,38 @@ from orchestrator.stores.profile_file import CalibrationProfile, KeyProfile, Pro
 class Document(Record, frozen=True, kw_only=True):
     """Base of all documents."""
 
-    version: int = 1  # Version of the format
+    version: int = 1  # Version of the format.
 
 
 class ListedDevice(IdentityRecord, frozen=True, kw_only=True):
     """A device that the loader finds."""
 
-    index: int  # Its index in the list
-    selector: str  # The value of `--device` for it
-    problem: str | None  # Why it cannot be opened, or null
-    features: DeviceFeatures | UnsetType = UNSET  # Not there if it cannot be opened
+    index: int  # Its index in the list.
+    selector: str  # The value of `--device` for it.
+    problem: str | None  # Why it cannot be opened, or null.
+    features: DeviceFeatures | UnsetType = UNSET  # Not there if it cannot be opened.
 
 
 class DevicesDocument(Document, frozen=True, kw_only=True):
     """`devices --json`."""
 
     devices: tuple[ListedDevice, ...]
-    dead_drivers: tuple[DeadDriver, ...]  # Drivers that ended the process; their devices are not listed
-    driver_files: str  # With dead drivers: the VK_DRIVER_FILES for which the selectors are; else ""
+    dead_drivers: tuple[DeadDriver, ...]  # Drivers that ended the process; their devices are not listed.
+    driver_files: str  # With dead drivers: the VK_DRIVER_FILES for which the selectors are; else "".
 
 
 class FamilyRecord(Record, frozen=True, kw_only=True):
     """A family of RADV's null hardware."""
 
-    selector: str  # The value of `--device` for it
-    family: str  # Its name, the value of RADV_FORCE_FAMILY, or of AMDGPU_GPU_ID for the drm-shim
-    device_id: int  # VkPhysicalDeviceProperties::deviceID on null hardware; 0 if this Mesa has none
+    selector: str  # The value of `--device` for it.
+    family: str  # Its name, the value of RADV_FORCE_FAMILY, or of AMDGPU_GPU_ID for the drm-shim.
+    device_id: int  # VkPhysicalDeviceProperties::deviceID on null hardware; 0 if this Mesa has none.
 
 
 class FamiliesDocument(Document, frozen=True, kw_only=True):
     """`devices --device PATTERN --json`."""
 
-    families: tuple[FamilyRecord, ...]  # The families that match the pattern
+    families: tuple[FamilyRecord, ...]  # The families that match the pattern.
 
 
 class SetFile(Record, frozen=True, kw_only=True):
@@ -77,46 +77,46 @@ class SetFile(Record, frozen=True, kw_only=True):
 
     path: str
     bytes: int
-    records: int  # Number of its records, without duplicates
+    records: int  # Number of its records, without duplicates.
 
 
 class ListedSet(Record, frozen=True, kw_only=True):
     """A set."""
 
     path: str
-    files: tuple[SetFile, ...]  # Its archives
-    content_hash: Hash  # Hash over the names of its records
-    pipelines: dict[PipelineKind, int]  # Pipelines by kind
-    unique: int  # Pipelines of all kinds
-    duplicates: int  # Records left out because an earlier one of the same file has the same name
+    files: tuple[SetFile, ...]  # Its archives.
+    content_hash: Hash  # Hash over the names of its records.
+    pipelines: dict[PipelineKind, int]  # Pipelines by kind.
+    unique: int  # Pipelines of all kinds.
+    duplicates: int  # Records left out because an earlier one of the same file has the same name.
 
 
 class RecordCount(Record, frozen=True, kw_only=True):
     """Records of a tag."""
 
-    count: int  # Number of records
-    stored_bytes: int | UnsetType = UNSET  # Their size in all files; not there if the set is not in files
-    bytes: int | UnsetType = UNSET  # Their size without compression; not there if the set is not in files
+    count: int  # Number of records.
+    stored_bytes: int | UnsetType = UNSET  # Their size in all files; not there if the set is not in files.
+    bytes: int | UnsetType = UNSET  # Their size without compression; not there if the set is not in files.
 
 
 class ApplicationRecord(Record, frozen=True, kw_only=True):
     """The settings that a recorded application gave the driver."""
 
-    key: Hash  # Hash of the record
-    name: str | None  # VkApplicationInfo::pApplicationName, or null
-    engine: str | None  # VkApplicationInfo::pEngineName, or null
-    application_version: int  # VkApplicationInfo::applicationVersion
-    engine_version: int  # VkApplicationInfo::engineVersion
-    api_version: ApiVersion  # VkApplicationInfo::apiVersion
-    robust_buffer_access: bool  # Whether it enabled robustBufferAccess
-    features: dict[str, dict[str, int]]  # The members of the recorded feature structures, by structure
+    key: Hash  # Hash of the record.
+    name: str | None  # VkApplicationInfo::pApplicationName, or null.
+    engine: str | None  # VkApplicationInfo::pEngineName, or null.
+    application_version: int  # VkApplicationInfo::applicationVersion.
+    engine_version: int  # VkApplicationInfo::engineVersion.
+    api_version: ApiVersion  # VkApplicationInfo::apiVersion.
+    robust_buffer_access: bool  # Whether it enabled robustBufferAccess.
+    features: dict[str, dict[str, int]]  # The members of the recorded feature structures, by structure.
 
 
 class ListedGroup(Record, frozen=True, kw_only=True):
     """Pipelines whose applications gave the driver the same settings."""
 
-    opened_as: RequestRecord  # The request that opens their device
-    applications: tuple[Hash, ...]  # Hashes of the applications
+    opened_as: RequestRecord  # The request that opens their device.
+    applications: tuple[Hash, ...]  # Hashes of the applications.
     pipelines: int
 
 
@@ -124,44 +124,44 @@ class ListDocument(Document, frozen=True, kw_only=True):
     """`list --json`."""
 
     set: ListedSet
-    records: dict[str, RecordCount]  # Records by tag
-    applications: tuple[ApplicationRecord, ...]  # The applications from which it was recorded
-    groups: tuple[ListedGroup, ...]  # Its pipelines by the device that they need
-    verified: bool  # Whether every record was read
-    unusable_records: int | None  # Number of records that cannot be used; null if not verified
-    unchecked_records: int | None  # Records whose content does not prove their key; null if not verified
-    damage: tuple[DamageRecord, ...]  # What could not be read
-    pipelines: dict[PipelineKind, tuple[Hash, ...]] | UnsetType = UNSET  # The keys, with `--pipelines`
+    records: dict[str, RecordCount]  # Records by tag.
+    applications: tuple[ApplicationRecord, ...]  # The applications from which it was recorded.
+    groups: tuple[ListedGroup, ...]  # Its pipelines by the device that they need.
+    verified: bool  # Whether every record was read.
+    unusable_records: int | None  # Number of records that cannot be used; null if not verified.
+    unchecked_records: int | None  # Records whose content does not prove their key; null if not verified.
+    damage: tuple[DamageRecord, ...]  # What could not be read.
+    pipelines: dict[PipelineKind, tuple[Hash, ...]] | UnsetType = UNSET  # The keys, with `--pipelines`.
 
 
 class Offer(Record, frozen=True, kw_only=True):
     """Whether a device would accept a cache file."""
 
-    accepted: bool  # Whether the driver would get it
-    status: LoadStatus  # The result of a load
-    field: str | None  # The field that differs, or null
-    detail: str  # The same in words
+    accepted: bool  # Whether the driver would get it.
+    status: LoadStatus  # The result of a load.
+    field: str | None  # The field that differs, or null.
+    detail: str  # The same in words.
 
 
 class MadeFor(Record, frozen=True, kw_only=True):
     """An application for which a cache file was made."""
 
-    opened_as: RequestRecord  # The request that opened the device
+    opened_as: RequestRecord  # The request that opened the device.
     pipelines: int
 
 
 class HeaderRecord(Record, frozen=True, kw_only=True):
     """A header in a cache file, ours or Vulkan's. Fields that it lacks are not there."""
 
-    header_size: int | UnsetType = UNSET  # Of Vulkan's: its headerSize
-    data_size: int | UnsetType = UNSET  # Of ours: bytes of the driver's data
-    data_hash: str | UnsetType = UNSET  # Of ours: hash of the driver's data
-    vendor_id: int  # VkPhysicalDeviceProperties::vendorID
-    device_id: int  # VkPhysicalDeviceProperties::deviceID
-    driver_version: int | UnsetType = UNSET  # Of ours: VkPhysicalDeviceProperties::driverVersion
-    driver_abi: int | UnsetType = UNSET  # Of ours: bits of a pointer
-    driver_id: int | UnsetType = UNSET  # Of ours: VkDriverId
-    pipeline_cache_uuid: str  # VkPhysicalDeviceProperties::pipelineCacheUUID, 32 hex digits
+    header_size: int | UnsetType = UNSET  # Of Vulkan's: its headerSize.
+    data_size: int | UnsetType = UNSET  # Of ours: bytes of the driver's data.
+    data_hash: str | UnsetType = UNSET  # Of ours: hash of the driver's data.
+    vendor_id: int  # VkPhysicalDeviceProperties::vendorID.
+    device_id: int  # VkPhysicalDeviceProperties::deviceID.
+    driver_version: int | UnsetType = UNSET  # Of ours: VkPhysicalDeviceProperties::driverVersion.
+    driver_abi: int | UnsetType = UNSET  # Of ours: bits of a pointer.
+    driver_id: int | UnsetType = UNSET  # Of ours: VkDriverId.
+    pipeline_cache_uuid: str  # VkPhysicalDeviceProperties::pipelineCacheUUID, 32 hex digits.
 
     @classmethod
     def of(cls, header: PipelineCacheHeader | PipelineCachePrefixHeader | None) -> Self | None:
@@ -177,48 +177,48 @@ class InspectedFile(Record, frozen=True, kw_only=True):
     """An inspected file."""
 
     path: str
-    kind: str  # A `CacheFileKind`, "archive", "export of binaries", or a kind of file beside a cache file
-    good: bool  # Whether it is whole and, with `--device`, would be accepted
-    bytes: int | UnsetType = UNSET  # Its size, if it was read
-    status: LoadStatus | UnsetType = UNSET  # Of a cache file: the result of a load without a device
-    reason: str = ""  # What is wrong, or ""
-    data_hash_matches: bool | UnsetType | None = UNSET  # Of a cache file; null without a trusted hash
-    header: HeaderRecord | UnsetType | None = UNSET  # Of a cache file: our header, if it is proven
-    vulkan_header: HeaderRecord | UnsetType | None = UNSET  # Of a cache file: the header in the driver's data
-    made_for: tuple[MadeFor, ...] | UnsetType = UNSET  # Of a cache file: the applications
+    kind: str  # A `CacheFileKind`, "archive", "export of binaries", or a kind of file beside a cache file.
+    good: bool  # Whether it is whole and, with `--device`, would be accepted.
+    bytes: int | UnsetType = UNSET  # Its size, if it was read.
+    status: LoadStatus | UnsetType = UNSET  # Of a cache file: the result of a load without a device.
+    reason: str = ""  # What is wrong, or "".
+    data_hash_matches: bool | UnsetType | None = UNSET  # Of a cache file; null without a trusted hash.
+    header: HeaderRecord | UnsetType | None = UNSET  # Of a cache file: our header, if it is proven.
+    vulkan_header: HeaderRecord | UnsetType | None = UNSET  # Of a cache file: the header in its data.
+    made_for: tuple[MadeFor, ...] | UnsetType = UNSET  # Of a cache file: the applications.
     device: IdentityRecord | UnsetType = UNSET
-    offered: Offer | UnsetType = UNSET  # Whether that device would accept it
-    format_version: int | UnsetType = UNSET  # Of an archive: version of its format
-    records: dict[str, int] | UnsetType = UNSET  # Of an archive: records by tag
-    duplicates: int | UnsetType = UNSET  # Of an archive: records whose name an earlier one has
-    damage: tuple[DamageRecord, ...] | UnsetType = UNSET  # Of an archive: damage in its headers
-    seems: str | UnsetType = UNSET  # Of anything else: what it seems to be
+    offered: Offer | UnsetType = UNSET  # Whether that device would accept it.
+    format_version: int | UnsetType = UNSET  # Of an archive: version of its format.
+    records: dict[str, int] | UnsetType = UNSET  # Of an archive: records by tag.
+    duplicates: int | UnsetType = UNSET  # Of an archive: records whose name an earlier one has.
+    damage: tuple[DamageRecord, ...] | UnsetType = UNSET  # Of an archive: damage in its headers.
+    seems: str | UnsetType = UNSET  # Of anything else: what it seems to be.
 
 
 class InspectDocument(Document, frozen=True, kw_only=True):
     """`inspect --json`. Version 1 described one file and had no version."""
 
     version: int = 2
-    files: tuple[InspectedFile, ...]  # The given files, in order
-    good: int  # Number of files that are whole and, with `--device`, would be accepted
-    bad: int  # Number of the others
+    files: tuple[InspectedFile, ...]  # The given files, in order.
+    good: int  # Number of files that are whole and, with `--device`, would be accepted.
+    bad: int  # Number of the others.
 
 
 class ExportDocument(Document, frozen=True, kw_only=True):
     """`export --json`."""
 
-    path: str  # The cache file
-    output: str  # The output file
-    status: LoadStatus  # LOADED if the driver's data was proven and written, else what is wrong
-    field: str | None  # The first field that is wrong or differs, as Vulkan names it
-    detail: str  # The same in words
-    written_bytes: int  # Bytes of the driver's data that were written; 0 if something is wrong
+    path: str  # The cache file.
+    output: str  # The output file.
+    status: LoadStatus  # LOADED if the driver's data was proven and written, else what is wrong.
+    field: str | None  # The first field that is wrong or differs, as Vulkan names it.
+    detail: str  # The same in words.
+    written_bytes: int  # Bytes of the driver's data that were written; 0 if something is wrong.
 
 
 class PackedName(Record, frozen=True, kw_only=True):
     """A described pipeline."""
 
-    name: str  # Its entry and permutation
+    name: str  # Its entry and permutation.
     kind: PipelineKind
     key: Hash
 
@@ -227,201 +227,201 @@ class PackDocument(Document, frozen=True, kw_only=True):
     """`pack --json`."""
 
     manifest: str
-    output: str  # The archive
-    bytes: int  # Size of the archive
+    output: str  # The archive.
+    bytes: int  # Size of the archive.
     records: int
-    modules: int  # Number of its shader modules
-    described: int  # Number of pipelines that the manifest describes
-    pipelines: dict[PipelineKind, int]  # Number of different pipelines, by kind
-    unique: int  # Number of different pipelines
-    names: tuple[PackedName, ...]  # The described pipelines
+    modules: int  # Number of its shader modules.
+    described: int  # Number of pipelines that the manifest describes.
+    pipelines: dict[PipelineKind, int]  # Number of different pipelines, by kind.
+    unique: int  # Number of different pipelines.
+    names: tuple[PackedName, ...]  # The described pipelines.
 
 
 class PackedTarget(Record, frozen=True, kw_only=True):
     """The contents of a pack for a device."""
 
-    selector: str  # Selector of the device when it was compiled for
+    selector: str  # Selector of the device when it was compiled for.
     device_name: str
-    driver: str  # Name and version of its driver
-    identity: ProfileIdentity | None  # For which the cache is valid; null if the device did not open
-    cache: str | None  # Name of the cache file, or null
+    driver: str  # Name and version of its driver.
+    identity: ProfileIdentity | None  # For which the cache is valid; null if the device did not open.
+    cache: str | None  # Name of the cache file, or null.
     cache_bytes: int
-    binaries: str | None  # Name of the file of pipeline binaries, or null
+    binaries: str | None  # Name of the file of pipeline binaries, or null.
     binaries_bytes: int
-    created: int  # Number of pipelines in it
-    skipped: int  # Number of pipelines that the device does not support
-    failed: int  # Number of failed pipelines
-    quarantined: int  # Number of pipelines left out because they crashed the driver
-    not_run: int  # Number of pipelines that were not tried
-    parts: tuple[str, ...]  # The compiled sets, or shards of sets
-    missing: tuple[str, ...]  # Missing shards of sets that have other shards
-    problem: str | None  # Why there is no cache, or null
+    created: int  # Number of pipelines in it.
+    skipped: int  # Number of pipelines that the device does not support.
+    failed: int  # Number of failed pipelines.
+    quarantined: int  # Number of pipelines left out because they crashed the driver.
+    not_run: int  # Number of pipelines that were not tried.
+    parts: tuple[str, ...]  # The compiled sets, or shards of sets.
+    missing: tuple[str, ...]  # Missing shards of sets that have other shards.
+    problem: str | None  # Why there is no cache, or null.
 
 
 class CompiledTarget(Record, frozen=True, kw_only=True):
     """One of several targets of a compile."""
 
-    selector: str  # Selector of the device
-    problem: str | None  # Why the compile failed, or why the pack has nothing of it; else null
-    report: CompileReport | None  # The report of the compile; null if it failed or did not begin
+    selector: str  # Selector of the device.
+    problem: str | None  # Why the compile failed, or why the pack has nothing of it; else null.
+    report: CompileReport | None  # The report of the compile; null if it failed or did not begin.
 
 
 class TargetsDocument(Document, frozen=True, kw_only=True):
     """`compile --json` of several devices, of a pattern, or with --out."""
 
-    pack: str | None  # The pack that was written, or null
-    targets: tuple[CompiledTarget, ...]  # The targets, in the given order
+    pack: str | None  # The pack that was written, or null.
+    targets: tuple[CompiledTarget, ...]  # The targets, in the given order.
 
 
 class NearestTarget(Record, frozen=True, kw_only=True):
     """The target of a pack that is most similar to a device."""
 
-    target: str  # Its selector
-    differs: tuple[str, ...]  # The differing fields, in words
+    target: str  # Its selector.
+    differs: tuple[str, ...]  # The differing fields, in words.
 
 
 class InstallDocument(Document, frozen=True, kw_only=True):
     """`install --json`."""
 
     pack: str
-    proven: bool  # Whether its MAC was checked, with --key
+    proven: bool  # Whether its MAC was checked, with --key.
     device_name: str
-    driver: str  # Name and version of its driver
-    identity: ProfileIdentity  # The identity for which its caches are valid
-    target: str | None  # Selector of the target for this device and driver, or null
-    has_cache: bool  # Whether the pack has a cache for it
-    problem: str | None  # Why the target has no data, or null
-    nearest: NearestTarget | None  # If there is no target: the most similar one
-    created: int  # Number of pipelines in that cache
-    cache_file: str  # The cache file of the device
-    saved_bytes: int  # Bytes that were written, or 0
-    not_saved: str | None  # Why nothing was written, or null
-    bytes_before: int  # Size of the driver's data before
-    bytes_after: int  # Size of the driver's data now
-    store: str | None  # The store of pipeline binaries, if the pack has some for the device; else null
-    binaries: int  # Number of pipelines that have binaries in the pack
-    binaries_new: int  # Bytes of binaries that were new to the store
-    notes: tuple[str, ...]  # Remarks for the user
+    driver: str  # Name and version of its driver.
+    identity: ProfileIdentity  # The identity for which its caches are valid.
+    target: str | None  # Selector of the target for this device and driver, or null.
+    has_cache: bool  # Whether the pack has a cache for it.
+    problem: str | None  # Why the target has no data, or null.
+    nearest: NearestTarget | None  # If there is no target: the most similar one.
+    created: int  # Number of pipelines in that cache.
+    cache_file: str  # The cache file of the device.
+    saved_bytes: int  # Bytes that were written, or 0.
+    not_saved: str | None  # Why nothing was written, or null.
+    bytes_before: int  # Size of the driver's data before.
+    bytes_after: int  # Size of the driver's data now.
+    store: str | None  # The store of pipeline binaries, if the pack has some for the device; else null.
+    binaries: int  # Number of pipelines that have binaries in the pack.
+    binaries_new: int  # Bytes of binaries that were new to the store.
+    notes: tuple[str, ...]  # Remarks for the user.
 
 
 class CheckedFile(Record, frozen=True, kw_only=True):
     """A file or directory that was checked."""
 
     path: str
-    kind: str  # What it is
-    files: int | UnsetType = UNSET  # Of a directory or a pack: number of checked files in it
-    quarantined: int | UnsetType = UNSET  # Of a directory: files in its quarantine
-    bytes: int | UnsetType = UNSET  # Of a file: its size
-    status: LoadStatus | UnsetType = UNSET  # Of a cache file: the result of a load without a device
-    previous_generation: LoadStatus | UnsetType | None = UNSET  # Of a cache file: its status, or null
-    records: int | UnsetType = UNSET  # Of an archive: its records
-    unusable_records: int | UnsetType = UNSET  # Of an archive: those that cannot be used
-    unchecked_records: int | UnsetType = UNSET  # Of an archive: those whose content does not prove their key
-    damage: tuple[DamageRecord, ...] | UnsetType = UNSET  # Of an archive: what could not be read
-    targets: tuple[PackedTarget, ...] | UnsetType = UNSET  # Of a pack: its contents for each device
-    signed: bool | UnsetType = UNSET  # Of a pack: whether it has a MAC
-    proven: bool | UnsetType = UNSET  # Of a pack: whether the MAC was checked, with --key
-    strays: tuple[str, ...] | UnsetType = UNSET  # Of a pack: names of other files in its directory
-    problems: tuple[str, ...]  # What is wrong
-    next_step: str  # What to do about it; "" if nothing is wrong
+    kind: str  # What it is.
+    files: int | UnsetType = UNSET  # Of a directory or a pack: number of checked files in it.
+    quarantined: int | UnsetType = UNSET  # Of a directory: files in its quarantine.
+    bytes: int | UnsetType = UNSET  # Of a file: its size.
+    status: LoadStatus | UnsetType = UNSET  # Of a cache file: the result of a load without a device.
+    previous_generation: LoadStatus | UnsetType | None = UNSET  # Of a cache file: its status, or null.
+    records: int | UnsetType = UNSET  # Of an archive: its records.
+    unusable_records: int | UnsetType = UNSET  # Of an archive: those that cannot be used.
+    unchecked_records: int | UnsetType = UNSET  # Of an archive: those whose content does not prove their key.
+    damage: tuple[DamageRecord, ...] | UnsetType = UNSET  # Of an archive: what could not be read.
+    targets: tuple[PackedTarget, ...] | UnsetType = UNSET  # Of a pack: its contents for each device.
+    signed: bool | UnsetType = UNSET  # Of a pack: whether it has a MAC.
+    proven: bool | UnsetType = UNSET  # Of a pack: whether the MAC was checked, with --key.
+    strays: tuple[str, ...] | UnsetType = UNSET  # Of a pack: names of other files in its directory.
+    problems: tuple[str, ...]  # What is wrong.
+    next_step: str  # What to do about it; "" if nothing is wrong.
 
 
 class VerifyDocument(Document, frozen=True, kw_only=True):
     """`verify --json`."""
 
-    checked: tuple[CheckedFile, ...]  # Each file and directory
-    good: int  # Number of good ones
-    bad: int  # Number of bad ones
+    checked: tuple[CheckedFile, ...]  # Each file and directory.
+    good: int  # Number of good ones.
+    bad: int  # Number of bad ones.
 
 
 class BinariesGeneration(Record, frozen=True, kw_only=True):
     """A device and a global pipeline key, in a store of binaries."""
 
     device_name: str
-    driver_name: str  # VkPhysicalDeviceDriverProperties::driverName
-    driver_info: str  # VkPhysicalDeviceDriverProperties::driverInfo
-    identity: ProfileIdentity  # The device and driver
-    global_key: str  # vkGetPipelineKeyKHR without a create info, in hex
-    pipelines: int | None = None  # Number of its pipelines; null for a removed generation
-    binaries: int | None = None  # Number of their binaries, each counted for every use; or null
-    bytes: int | None = None  # Size of the binaries; or null
-    shared_driver_keys: int | None = None  # Number of the driver's keys that several states have; or null
-    used_s: int | None = msgspec.field(default=None, name="used_s")  # Last use, since the epoch; or null
+    driver_name: str  # VkPhysicalDeviceDriverProperties::driverName.
+    driver_info: str  # VkPhysicalDeviceDriverProperties::driverInfo.
+    identity: ProfileIdentity  # The device and driver.
+    global_key: str  # vkGetPipelineKeyKHR without a create info, in hex.
+    pipelines: int | None = None  # Number of its pipelines; null for a removed generation.
+    binaries: int | None = None  # Number of their binaries, each counted for every use; or null.
+    bytes: int | None = None  # Size of the binaries; or null.
+    shared_driver_keys: int | None = None  # Number of the driver's keys that several states have; or null.
+    used_s: int | None = msgspec.field(default=None, name="used_s")  # Last use, since the epoch; or null.
 
 
 class BinariesDocument(Document, frozen=True, kw_only=True):
     """`binaries --json`."""
 
-    action: str  # The action: stat, verify, export, import or prune
+    action: str  # The action: stat, verify, export, import or prune.
     store: Path
-    generations: tuple[BinariesGeneration, ...]  # Its contents by device and global key
-    payloads: int  # Number of different binaries
-    payload_bytes: int  # Size of the different binaries
-    used_bytes: int  # Size of the used pages of the file
+    generations: tuple[BinariesGeneration, ...]  # Its contents by device and global key.
+    payloads: int  # Number of different binaries.
+    payload_bytes: int  # Size of the different binaries.
+    used_bytes: int  # Size of the used pages of the file.
     file_bytes: int
-    bound_bytes: int  # Size limit
-    set_aside: str | None  # The file that was moved to the quarantine on opening, and why; or null
-    read_only: str | None  # Why the store could only be read, or null
-    problems: tuple[str, ...] = ()  # The problems that `verify` found
-    pack: Path | None = None  # The pack that was written or read, or null
-    packed_pipelines: int = 0  # Number of pipelines in the pack
-    packed_binaries: int = 0  # Number of binaries in the pack
-    packed_bytes: int = 0  # Size of the pack
-    signed: bool = False  # Whether the pack is signed; of an import, whether the signature was checked
-    stored: int = 0  # Number of pipelines that an import stored
-    removed: tuple[BinariesGeneration, ...] = ()  # Generations that `prune` removed, or would remove
-    evicted: int = 0  # Other pipelines that `prune` removed, or an import to make room, its own among them
-    too_large: int = 0  # Pipelines that an import did not store: one would take too much of the store
-    dry_run: bool = False  # Whether nothing was removed
+    bound_bytes: int  # Size limit.
+    set_aside: str | None  # The file that was moved to the quarantine on opening, and why; or null.
+    read_only: str | None  # Why the store could only be read, or null.
+    problems: tuple[str, ...] = ()  # The problems that `verify` found.
+    pack: Path | None = None  # The pack that was written or read, or null.
+    packed_pipelines: int = 0  # Number of pipelines in the pack.
+    packed_binaries: int = 0  # Number of binaries in the pack.
+    packed_bytes: int = 0  # Size of the pack.
+    signed: bool = False  # Whether the pack is signed; of an import, whether the signature was checked.
+    stored: int = 0  # Number of pipelines that an import stored.
+    removed: tuple[BinariesGeneration, ...] = ()  # Generations that `prune` removed, or would remove.
+    evicted: int = 0  # Other pipelines that `prune` removed, or an import to make room, its own among them.
+    too_large: int = 0  # Pipelines that an import did not store: one would take too much of the store.
+    dry_run: bool = False  # Whether nothing was removed.
 
 
 class MergedFile(Record, frozen=True, kw_only=True):
     """A cache file to merge."""
 
     path: Path
-    status: str  # LOADED if it was merged, else why not
-    detail: str  # The same in words
-    data_bytes: int  # Size of the driver's data in it
-    added_bytes: int  # Bytes that it added to the merged cache
+    status: str  # LOADED if it was merged, else why not.
+    detail: str  # The same in words.
+    data_bytes: int  # Size of the driver's data in it.
+    added_bytes: int  # Bytes that it added to the merged cache.
 
 
 class MergeDocument(Document, frozen=True, kw_only=True):
     """`merge --json`."""
 
-    device: IdentityRecord  # The device that merged
-    output: str  # The output file
-    files: tuple[MergedFile, ...]  # The result for each file
-    merged: int  # Number of merged files
-    refused: int  # Number of files left out
-    data_bytes: int  # Size of the merged cache
-    saved_bytes: int  # Bytes that were written
-    not_saved: str | None  # Why nothing was written, or null
-    note: str | None  # What a user should know of what was written, or null
+    device: IdentityRecord  # The device that merged.
+    output: str  # The output file.
+    files: tuple[MergedFile, ...]  # The result for each file.
+    merged: int  # Number of merged files.
+    refused: int  # Number of files left out.
+    data_bytes: int  # Size of the merged cache.
+    saved_bytes: int  # Bytes that were written.
+    not_saved: str | None  # Why nothing was written, or null.
+    note: str | None  # What a user should know of what was written, or null.
 
 
 class JoinedTargetRecord(PackedTarget, frozen=True, kw_only=True):
     """A target of a joined pack."""
 
-    packs: tuple[str, ...]  # The packs with a cache for it
-    merged: bool  # Whether the driver merged the caches; otherwise one was copied
+    packs: tuple[str, ...]  # The packs with a cache for it.
+    merged: bool  # Whether the driver merged the caches; otherwise one was copied.
 
 
 class LackedTarget(Record, frozen=True, kw_only=True):
     """A target that a joined pack had nothing of."""
 
     pack: str
-    target: str  # Its selector there
-    problem: str  # Why there was nothing, such as that its compile was not finished
+    target: str  # Its selector there.
+    problem: str  # Why there was nothing, such as that its compile was not finished.
 
 
 class MergePacksDocument(Document, frozen=True, kw_only=True):
     """`merge --json` of packs."""
 
-    output: str  # The pack that was written
-    packs: tuple[str, ...]  # The packs that were joined
-    signed: bool  # Whether it was signed
+    output: str  # The pack that was written.
+    packs: tuple[str, ...]  # The packs that were joined.
+    signed: bool  # Whether it was signed.
     targets: tuple[JoinedTargetRecord, ...]
-    lacked: tuple[LackedTarget, ...]  # Targets that one of the packs had nothing of
+    lacked: tuple[LackedTarget, ...]  # Targets that one of the packs had nothing of.
 
 
 class PrunedFile(Record, frozen=True, kw_only=True):
@@ -429,9 +429,9 @@ class PrunedFile(Record, frozen=True, kw_only=True):
 
     path: Path
     bytes: int
-    reason: str  # Why it is removed
-    detail: str  # Details of the reason
-    cause: str | UnsetType = UNSET  # Why it could not be removed; not there if it was removed
+    reason: str  # Why it is removed.
+    detail: str  # Details of the reason.
+    cause: str | UnsetType = UNSET  # Why it could not be removed; not there if it was removed.
 
 
 class KeptFile(Record, frozen=True, kw_only=True):
@@ -445,68 +445,68 @@ class PruneDocument(Document, frozen=True, kw_only=True):
     """`prune --json`."""
 
     directory: Path
-    dry_run: bool  # Whether nothing was removed
-    removed: tuple[PrunedFile, ...]  # Files that were removed, or would be
-    removed_bytes: int  # Their size
-    failed: tuple[PrunedFile, ...]  # Files that could not be removed
-    leftovers: tuple[Path, ...]  # Leftovers of killed processes that were removed, or would be
-    leftovers_failed: tuple[Path, ...]  # Those that could not be removed
-    kept: tuple[KeptFile, ...]  # Files that stay
-    kept_bytes: int  # Their size
-    drivers_asked: int  # Number of devices whose driver build is known
-    note: str | None  # Why it is unknown, or what else a reader must know of the result; or null
+    dry_run: bool  # Whether nothing was removed.
+    removed: tuple[PrunedFile, ...]  # Files that were removed, or would be.
+    removed_bytes: int  # Their size.
+    failed: tuple[PrunedFile, ...]  # Files that could not be removed.
+    leftovers: tuple[Path, ...]  # Leftovers of killed processes that were removed, or would be.
+    leftovers_failed: tuple[Path, ...]  # Those that could not be removed.
+    kept: tuple[KeptFile, ...]  # Files that stay.
+    kept_bytes: int  # Their size.
+    drivers_asked: int  # Number of devices whose driver build is known.
+    note: str | None  # Why it is unknown, or what else a reader must know of the result; or null.
 
 
 class HeldQuarantine(Record, frozen=True, kw_only=True):
     """The pipelines in quarantine on one device and driver."""
 
-    path: Path  # Path of the quarantine file
-    problem: str  # Why the file cannot be used, or ""
+    path: Path  # Path of the quarantine file.
+    problem: str  # Why the file cannot be used, or "".
     device_name: str
-    driver: str  # Name and version of the driver
-    culprits: tuple[Culprit, ...]  # The pipelines
+    driver: str  # Name and version of the driver.
+    culprits: tuple[Culprit, ...]  # The pipelines.
 
 
 class QuarantineDocument(Document, frozen=True, kw_only=True):
     """`quarantine --json`."""
 
-    directory: Path  # The directory of cache files
-    cleared: int | None  # Number of pipelines that `clear` removed; null for `list`
-    quarantines: tuple[HeldQuarantine, ...]  # The quarantines now
+    directory: Path  # The directory of cache files.
+    cleared: int | None  # Number of pipelines that `clear` removed; null for `list`.
+    quarantines: tuple[HeldQuarantine, ...]  # The quarantines now.
 
 
 class DoctorFinding(Record, frozen=True, kw_only=True):
     """The result of one check."""
 
-    subject: str  # The subject of the check
-    state: str  # "good", "hint" (works with limitations) or "bad"
-    detail: str  # The finding
-    next_step: str | None  # What to do about it; null if it is good
+    subject: str  # The subject of the check.
+    state: str  # "good", "hint" (works with limitations) or "bad".
+    detail: str  # The finding.
+    next_step: str | None  # What to do about it; null if it is good.
 
 
 class DoctorDocument(Document, frozen=True, kw_only=True):
     """`doctor --json`."""
 
-    devices: tuple[IdentityRecord, ...]  # The devices that could be opened
-    cache_directory: Path  # The directory of cache files
-    findings: tuple[DoctorFinding, ...]  # All findings
-    bad: int  # Number of bad findings
+    devices: tuple[IdentityRecord, ...]  # The devices that could be opened.
+    cache_directory: Path  # The directory of cache files.
+    findings: tuple[DoctorFinding, ...]  # All findings.
+    bad: int  # Number of bad findings.
 
 
 class KeysDocument(KeyProfile, frozen=True, kw_only=True):
     """`doctor --keys --json`: the profile, and where it was saved."""
 
-    version: int = 1  # Version of the document
-    profile: str | None  # Where it was saved, or null
-    not_saved: str  # Why it was not saved, or ""
+    version: int = 1  # Version of the document.
+    profile: str | None  # Where it was saved, or null.
+    not_saved: str  # Why it was not saved, or "".
 
 
 class CalibrateDocument(CalibrationProfile, frozen=True, kw_only=True):
     """`calibrate --json`: the profile, where it was saved, and why measuring ended early."""
 
-    version: int = 1  # Version of the document
-    profile: str | None  # Where it was saved, or null
-    stopped: str | None  # Why measuring ended early, or null
+    version: int = 1  # Version of the document.
+    profile: str | None  # Where it was saved, or null.
+    stopped: str | None  # Why measuring ended early, or null.
 
 
 class RatioRecord(Record, frozen=True, kw_only=True):
@@ -529,24 +529,24 @@ class RatioRecord(Record, frozen=True, kw_only=True):
 class CellConditions(Record, frozen=True, kw_only=True):
     """The conditions under which modes are compared."""
 
-    device: str  # The selector
-    start: Start  # Contents of the caches
-    duplicates: float  # Share of the pipelines that the run created a second time
+    device: str  # The selector.
+    start: Start  # Contents of the caches.
+    duplicates: float  # Share of the pipelines that the run created a second time.
     workers: int
 
 
 class CellName(CellConditions, frozen=True, kw_only=True):
     """A cell of a benchmark."""
 
-    mode: CacheMode  # The cache topology
+    mode: CacheMode  # The cache topology.
 
 
 class FailedCell(CellName, frozen=True, kw_only=True):
     """A sample that could not be taken."""
 
-    control: bool  # Whether it was the second measurement of the baseline
-    round: int  # Number of the round; -1 is the warm-up
-    reason: str  # What happened
+    control: bool  # Whether it was the second measurement of the baseline.
+    round: int  # Number of the round; -1 is the warm-up.
+    reason: str  # What happened.
 
     @classmethod
     def of(cls, failed: FailedSample) -> Self:
@@ -558,88 +558,88 @@ class BenchCell(CellName, frozen=True, kw_only=True):
     """Figures of a cell: medians; those that are objects have intervals."""
 
     samples: int
-    throughput: Estimate  # Pipelines per second of one pass over the set, keys and merge included
-    creation_rate: Estimate  # Pipelines per second up to the barrier, over all passes
-    seconds: Estimate  # From the first job to the end of the merge
+    throughput: Estimate  # Pipelines per second of one pass over the set, keys and merge included.
+    creation_rate: Estimate  # Pipelines per second up to the barrier, over all passes.
+    seconds: Estimate  # From the first job to the end of the merge.
     blocked_share: Estimate  # Share of the calls' time in which threads slept, at least: in the driver's own.
     asleep_share: Estimate  # The same, at most: in the whole call.
-    run_delay_share: Estimate  # Share of the calls' time in which threads waited for a processor
-    overhead_share: Estimate  # Share of the calls' time outside the driver
-    efficiency: Estimate | None  # Throughput per worker against one worker; null if that was not measured
-    inflation: Estimate | None  # CPU time per pipeline against one worker; null if that was not measured
-    open_s: float  # Creating the caches
-    merge_s: float  # Merging
-    read_back_s: float  # Reading the merged cache back
-    barrier_wait_s: float  # Waiting at the barrier, all workers
-    duplicate_keys: float  # Pipelines that were compiled more than once
-    duplicate_s: float  # Driver time of their compiles without the first
-    peak_memory_bytes: float  # Peak memory of the process
+    run_delay_share: Estimate  # Share of the calls' time in which threads waited for a processor.
+    overhead_share: Estimate  # Share of the calls' time outside the driver.
+    efficiency: Estimate | None  # Throughput per worker against one worker; null if that was not measured.
+    inflation: Estimate | None  # CPU time per pipeline against one worker; null if that was not measured.
+    open_s: float  # Creating the caches.
+    merge_s: float  # Merging.
+    read_back_s: float  # Reading the merged cache back.
+    barrier_wait_s: float  # Waiting at the barrier, all workers.
+    duplicate_keys: float  # Pipelines that were compiled more than once.
+    duplicate_s: float  # Driver time of their compiles without the first.
+    peak_memory_bytes: float  # Peak memory of the process.
 
 
 class BenchGroup(CellConditions, frozen=True, kw_only=True):
     """All modes under the same conditions against their baseline."""
 
-    baseline: CacheMode  # The mode to compare with
-    noise: float | None  # Noise of the A/A control, as a factor; null without a control
-    throughput_ratios: dict[CacheMode, RatioRecord]  # Each other mode over the baseline, with the merge
-    creation_rate_ratios: dict[CacheMode, RatioRecord]  # The same up to the barrier, over all passes
-    locking: RatioRecord | None  # per-worker-internal over per-worker; null if one was not measured
+    baseline: CacheMode  # The mode to compare with.
+    noise: float | None  # Noise of the A/A control, as a factor; null without a control.
+    throughput_ratios: dict[CacheMode, RatioRecord]  # Each other mode over the baseline, with the merge.
+    creation_rate_ratios: dict[CacheMode, RatioRecord]  # The same up to the barrier, over all passes.
+    locking: RatioRecord | None  # per-worker-internal over per-worker; null if one was not measured.
 
 
 class BenchDocument(Document, frozen=True, kw_only=True):
     """`bench --json`. In version 1 ratios had other verdicts, `blocked_share` was of the driver's time."""
 
     version: int = 2
-    results: str  # The file of all samples
-    samples: int  # Number of samples of the matrix in it
-    planned: int  # Number of samples of the matrix
-    resumed: int  # Of `samples`, those from earlier runs
-    stopped: str | None  # Why it ended early, or null
-    failed: tuple[FailedCell, ...]  # Samples that could not be taken
-    cells: tuple[BenchCell, ...]  # Figures of each cell
-    groups: tuple[BenchGroup, ...]  # The modes of each group of cells against their baseline
-    advice: tuple[str, ...]  # Which mode to use on each device, in sentences
-    verdicts: tuple[str, ...]  # The verdicts, in sentences
-    warnings: tuple[str, ...]  # What weakens the figures
-    report: str | None  # The page, or null
+    results: str  # The file of all samples.
+    samples: int  # Number of samples of the matrix in it.
+    planned: int  # Number of samples of the matrix.
+    resumed: int  # Of `samples`, those from earlier runs.
+    stopped: str | None  # Why it ended early, or null.
+    failed: tuple[FailedCell, ...]  # Samples that could not be taken.
+    cells: tuple[BenchCell, ...]  # Figures of each cell.
+    groups: tuple[BenchGroup, ...]  # The modes of each group of cells against their baseline.
+    advice: tuple[str, ...]  # Which mode to use on each device, in sentences.
+    verdicts: tuple[str, ...]  # The verdicts, in sentences.
+    warnings: tuple[str, ...]  # What weakens the figures.
+    report: str | None  # The page, or null.
 
 
 class ChangedCell(CellName, frozen=True, kw_only=True):
     """A cell in both files, named as in the second."""
 
-    device_before: str  # The selector in the first file
-    seconds_before: float  # Median time of one pass over the set in the first file, keys and merge included
-    seconds_after: float  # The same in the second
-    noise: float | None  # Noise of the A/A control, as a factor; null without a control
-    time: RatioRecord  # Time in the second file over time in the first
-    cpu: RatioRecord  # The same for CPU time per pipeline
-    memory: RatioRecord  # The same for peak memory; without a verdict if the numbers of passes differ
+    device_before: str  # The selector in the first file.
+    seconds_before: float  # Median time of one pass over the set in the first file, keys and merge included.
+    seconds_after: float  # The same in the second.
+    noise: float | None  # Noise of the A/A control, as a factor; null without a control.
+    time: RatioRecord  # Time in the second file over time in the first.
+    cpu: RatioRecord  # The same for CPU time per pipeline.
+    memory: RatioRecord  # The same for peak memory; without a verdict if the numbers of passes differ.
 
 
 class ComparedFile(Record, frozen=True, kw_only=True):
     """A benchmark compared with the first one."""
 
-    path: Path  # Its file or directory, as given
-    summary: str  # The result in one sentence
-    pipelines_added: int | None  # Increase of the number of pipelines; null if a file has several sets
-    slower: int  # Number of cells that are slower beyond noise and threshold
-    faster: int  # Number of cells that are faster beyond them
+    path: Path  # Its file or directory, as given.
+    summary: str  # The result in one sentence.
+    pipelines_added: int | None  # Increase of the number of pipelines; null if a file has several sets.
+    slower: int  # Number of cells that are slower beyond noise and threshold.
+    faster: int  # Number of cells that are faster beyond them.
     undecided: int  # Cells without a verdict, or whose intervals are too wide for one.
-    refused_added: int  # Largest increase of the number of pipelines that the driver refuses, over the cells
-    skipped_added: int  # Largest increase of the number of pipelines that are skipped, over the cells
-    cells: tuple[ChangedCell, ...]  # The cells that both have
-    only_before: tuple[CellName, ...]  # Cells that only the first one has
-    only_after: tuple[CellName, ...]  # Cells that only this one has
-    failed: tuple[FailedCell, ...]  # Samples of this one that could not be taken
-    differences: tuple[str, ...]  # Other differences, one sentence each
+    refused_added: int  # Largest increase of the number of pipelines that the driver refuses, over the cells.
+    skipped_added: int  # Largest increase of the number of pipelines that are skipped, over the cells.
+    cells: tuple[ChangedCell, ...]  # The cells that both have.
+    only_before: tuple[CellName, ...]  # Cells that only the first one has.
+    only_after: tuple[CellName, ...]  # Cells that only this one has.
+    failed: tuple[FailedCell, ...]  # Samples of this one that could not be taken.
+    differences: tuple[str, ...]  # Other differences, one sentence each.
 
 
 class CompareDocument(Document, frozen=True, kw_only=True):
     """`compare --json`. Version 1 compared two files, in version 2 ratios had other verdicts."""
 
     version: int = 3
-    before: Path  # The file to compare with
-    files: tuple[ComparedFile, ...]  # The other files
+    before: Path  # The file to compare with.
+    files: tuple[ComparedFile, ...]  # The other files.
 
 
 class CompletionDocument(Document, frozen=True, kw_only=True):

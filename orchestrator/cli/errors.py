@@ -1,10 +1,8 @@
 """Exit codes, and the messages for exceptions.
 
-The meaning of an exit code never changes, since scripts depend on it.
-
-Guarantees: every OrchestratorError maps to a message (what and where), an exit code and, if there is one, a
-next step; the JSON document has the same facts. So do errors of the operating system (`explain_system`). Any
-other exception is a bug and keeps its traceback.
+Guarantees: the meaning of an exit code never changes, since scripts depend on it. Every OrchestratorError
+has a message (what and where), an exit code and, if there is one, a next step; the JSON document has the same
+facts. So have errors of the operating system. Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -12,55 +10,32 @@ from __future__ import annotations
 import enum
 import errno
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import field, frozen
 
-from orchestrator.cli.output import Output, OutputError, path_text, styled, write_json
-from orchestrator.errors import (
-    ArchiveError,
-    DeviceError,
-    DriverError,
-    ManifestError,
-    NoDeviceError,
-    OrchestratorError,
-    RecordError,
-    UnknownPipelineError,
-)
+from orchestrator.cli.output import Output, path_text, styled, write_json
+from orchestrator.errors import OrchestratorError
 from orchestrator.process import wants_a_thread
 
 
 class ExitCode(enum.IntEnum):
-    """The exit status of a verb.
-
-    OK: success.
-    PIPELINES_FAILED: the verb did its work, and some pipelines failed.
-    BAD_INPUT: wrong usage, an invalid file, or a place that cannot be written.
-    NO_DEVICE: no device was found, or it cannot be used.
-    BUG: the program itself failed; not 1, which means that it did its work.
-    OUT_OF_TIME: the time limit, or that of a process's CPU time, ended the work early; running again
-        continues it.
-    INTERRUPTED: stopped by SIGINT, SIGTERM or SIGHUP; results so far are kept.
-    BROKEN_PIPE: the reader of the output is gone, as after SIGPIPE.
-    """
+    """The exit status of a verb."""
 
     OK = 0
-    PIPELINES_FAILED = 1
-    BAD_INPUT = 2
-    NO_DEVICE = 3
-    BUG = 70
-    OUT_OF_TIME = 75
-    INTERRUPTED = 130
-    BROKEN_PIPE = 141
+    PIPELINES_FAILED = 1  # the verb did its work, and something failed
+    BAD_INPUT = 2  # wrong usage, an invalid file, or a place that cannot be written
+    NO_DEVICE = 3  # no device was found, or it cannot be used
+    BUG = 70  # the program itself failed; not 1, which means that it did its work
+    OUT_OF_TIME = 75  # the time limit ended the work early; running again continues it
+    INTERRUPTED = 130  # by SIGINT, SIGTERM or SIGHUP; results so far are kept
+    BROKEN_PIPE = 141  # the reader of the output is gone, as after SIGPIPE
 
 
 class UsageError(OrchestratorError):
-    """The command line is invalid.
-
-    Attributes:
-        next_step: What to do instead; "" for the help of the verb, which the program names.
-    """
+    """The command line is invalid; without a `next_step`, the verb's help is named."""
 
     def __init__(self, message: str, next_step: str = "") -> None:
         super().__init__(message)
@@ -82,86 +57,19 @@ class Failure:
 
     kind: str
     message: str
-    next_step: str
-    exit_code: ExitCode
-    where: dict[str, Any]
+    next_step: str = ""
+    exit_code: ExitCode = ExitCode.BAD_INPUT
+    where: Mapping[str, Any] = field(factory=dict)
 
     def document(self) -> dict[str, Any]:
         """The JSON document: one key, ``error``."""
-        return {
-            "error": {
-                "kind": self.kind,
-                "message": self.message,
-                "next_step": self.next_step,
-                "exit_code": int(self.exit_code),
-                **self.where,
-            }
-        }
+        named = {"kind": self.kind, "message": self.message, "next_step": self.next_step}
+        return {"error": {**named, "exit_code": int(self.exit_code), **self.where}}
 
 
-def explain(error: OrchestratorError) -> Failure:
-    """The message and exit code for an error."""
-    message = path_text(str(error))  # it may name a path
-    bad_input, no_device = ExitCode.BAD_INPUT, ExitCode.NO_DEVICE
-    match error:
-        case OutputError():
-            step = "make room, or send the output elsewhere; what was compiled is saved as usual"
-            return Failure("output", message, step, bad_input, {})
-        case UsageError():
-            return Failure("usage", message, error.next_step, bad_input, {})
-        case ArchiveError():
-            step = _refused_step(error.reason) or next(
-                (step for words, step in _ARCHIVE_STEPS.items() if words in error.reason),
-                "`orchestrator inspect FILE` says what a file is; a set is `.foz` archives, a manifest "
-                "`.toml`, or the word sample",
-            )
-            where = {"path": path_text(error.path), "offset": error.offset}
-            return Failure("archive", message, step, bad_input, where)
-        case RecordError():
-            step = "`orchestrator list SET` shows all that is damaged in a set"
-            where = {"tag": error.tag, "key": f"{error.key:016x}", "offset": error.offset}
-            return Failure("record", message, step, bad_input, where)
-        case ManifestError():
-            step = "correct the entry that the message names"
-            if ": cannot be read: " in message or "no regular file" in message:
-                step = "check the path"
-            elif ": not TOML: " in message:
-                step = "a manifest is TOML text; `orchestrator inspect FILE` says what a file is"
-            return Failure("manifest", message, step, bad_input, {})
-        case UnknownPipelineError():
-            step = "`orchestrator list SET --pipelines` shows the keys of a set"
-            return Failure("usage", message, step, bad_input, {})
-        case NoDeviceError():
-            step = (
-                "`orchestrator devices` lists the devices, `orchestrator doctor` says what is missing; "
-                "`--device simulated` needs no driver"
-            )
-            return Failure("no_device", message, step, no_device, {})
-        case DriverError():
-            step = (
-                "try another device (`orchestrator devices`); the driver's own log, and the loader's with "
-                "VK_LOADER_DEBUG=all, may say more"
-            )
-            where = {"command": error.command, "result": error.result}
-            return Failure("driver", message, step, no_device, where)
-        case DeviceError():
-            step = "`orchestrator devices` shows what each offers"
-            return Failure("device", message, step, no_device, {})
-        case _:
-            return _explain_other(error, message)
-
-
-_ARCHIVE_STEPS: Final = {
-    "cannot be opened": "check the path",
-    "cannot be created": "check the path",
-    "cannot be written": "check the path",
-    "it is a pipe": "write what it gives to a file and name that, since a set is opened more than once",
-    "it is a directory": "name the files in it, such as `DIRECTORY/*.foz`",
-}
-
-_PLACES = "--cache-dir, --out or -o, whichever the verb has"
-_ROOM = f"make room, or name another place ({_PLACES})"
-_ACCESS = "check who owns it, and its mode (`ls -ld`); or name another place"
+_PLACES: Final = "--cache-dir, --out or -o, whichever the verb has"
+_ROOM: Final = f"make room, or name another place ({_PLACES})"
+_ACCESS: Final = "check who owns it, and its mode (`ls -ld`); or name another place"
 _SYSTEM_STEPS: Final = {
     errno.EMFILE: "allow more open files, such as with `ulimit -n 65536`",
     errno.ENFILE: "the system has too many open files: end other programs",
@@ -179,8 +87,103 @@ _SYSTEM_STEPS: Final = {
     errno.ENOMEM: "the system has no memory left: end other programs, or use fewer workers",
 }
 
+# By the name of the class, because some modules of theirs import numpy: kind, attributes for programs, and
+# what to do unless the error or its words say it.
+_KINDS: Final[dict[str, tuple[str, tuple[str, ...], str]]] = {
+    "OutputError": (
+        "output",
+        (),
+        "make room, or send the output elsewhere; what was compiled is saved as usual",
+    ),
+    "UsageError": ("usage", (), ""),
+    "ArchiveError": (
+        "archive",
+        ("path", "offset"),
+        "`orchestrator inspect FILE` says what a file is; a set is `.foz` archives, a manifest `.toml`, or "
+        "the word sample",
+    ),
+    "RecordError": (
+        "record",
+        ("tag", "key", "offset"),
+        "`orchestrator list SET` shows all that is damaged in a set",
+    ),
+    "ManifestError": ("manifest", (), "correct the entry that the message names"),
+    "UnknownPipelineError": ("usage", (), "`orchestrator list SET --pipelines` shows the keys of a set"),
+    "NoDeviceError": (
+        "no_device",
+        (),
+        "`orchestrator devices` lists the devices, `orchestrator doctor` says what is missing; `--device "
+        "simulated` needs no driver",
+    ),
+    "DriverError": (
+        "driver",
+        ("command", "result"),
+        "try another device (`orchestrator devices`); the driver's own log, and the loader's with "
+        "VK_LOADER_DEBUG=all, may say more",
+    ),
+    "DeviceError": ("device", (), "`orchestrator devices` shows what each offers"),
+    "PackError": ("pack", ("path",), ""),
+    "StoreError": (
+        "store",
+        ("path",),
+        "`orchestrator binaries verify` looks at all of it; --cache-dir says where it lies",
+    ),
+    "BinaryExportError": (
+        "store",
+        ("path",),
+        "`orchestrator binaries export` makes one; `inspect` says what this is",
+    ),
+    "SaveError": ("store", ("path",), f"name a place of your own ({_PLACES})"),
+    "ReadError": ("store", ("path",), "check the path, who owns it, and its mode (`ls -ld`)"),
+    "QuarantineError": (
+        "store",
+        ("path",),
+        "check who owns it, and its mode (`ls -ld`); --cache-dir names another directory",
+    ),
+    "OrchestratorError": ("other", (), ""),
+}
+_STEPS_BY_WORDS: Final = (
+    ("archive", "cannot be opened", "check the path"),
+    ("archive", "cannot be created", "check the path"),
+    ("archive", "cannot be written", "check the path"),
+    ("archive", "it is a pipe", "write its data to a file and name that: a set is opened more than once"),
+    ("archive", "it is a directory", "name the files in it, such as `DIRECTORY/*.foz`"),
+    ("manifest", ": cannot be read: ", "check the path"),
+    ("manifest", "no regular file", "check the path"),
+    ("manifest", ": not TOML: ", "a manifest is TOML text; `orchestrator inspect FILE` says what a file is"),
+    (
+        "store",
+        "there is no store",
+        "`orchestrator compile SET --mode binaries` makes one; --cache-dir says where",
+    ),
+)
+_TEMPORARY: Final = "orchestrator-calibrate-", "orchestrator-keys-", "orchestrator-spirv-"
 
-_TEMPORARY = "orchestrator-calibrate-", "orchestrator-keys-", "orchestrator-spirv-"
+
+def explain(error: OrchestratorError) -> Failure:
+    """The message and exit code for an error."""
+    message = path_text(str(error))  # it may name a path
+    kind, names, usual = next(
+        _KINDS[each.__name__] for each in type(error).__mro__ if each.__name__ in _KINDS
+    )
+    where = {name: _plain(name, getattr(error, name)) for name in names}
+    of_system = kind in ("archive", "store")
+    step = (
+        _temporary_step(where.get("path", ""))
+        or getattr(error, "next_step", "")
+        or next(
+            (step for code, step in _SYSTEM_STEPS.items() if of_system and os.strerror(code) in message), ""
+        )
+        or next((step for of, words, step in _STEPS_BY_WORDS if kind == of and words in message), usual)
+    )
+    code = ExitCode.NO_DEVICE if kind in ("no_device", "driver", "device") else ExitCode.BAD_INPUT
+    return Failure(kind, message, step, code, where)
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name == "path":
+        return path_text(value)
+    return f"{value:016x}" if name == "key" else value
 
 
 def explain_system(error: BaseException) -> Failure | None:
@@ -191,17 +194,14 @@ def explain_system(error: BaseException) -> Failure | None:
         error = OSError(errno.ENOMEM, "")
     if isinstance(error, FileNotFoundError) and error.filename is None and _is_nowhere():
         message = "the working directory is not there any more, so no relative path can be found"
-        return Failure("system", message, "change to another directory (`cd`)", ExitCode.BAD_INPUT, {})
-    step = _SYSTEM_STEPS.get(error.errno or 0) if isinstance(error, OSError) else None
-    if step is None or not isinstance(error, OSError):
+        return Failure("system", message, "change to another directory (`cd`)")
+    if not isinstance(error, OSError) or error.errno not in _SYSTEM_STEPS:
         return None
-    where = (
-        {"path": path_text(os.fsdecode(error.filename))} if isinstance(error.filename, str | bytes) else {}
-    )
-    place = f"{where['path']}: " if where else ""
-    message = f"{place}{os.strerror(error.errno or 0)}"
-    step = _temporary_step(where.get("path", "")) or step
-    return Failure("system", message, step, ExitCode.BAD_INPUT, where)
+    named = isinstance(error.filename, str | bytes)
+    where = {"path": path_text(os.fsdecode(error.filename))} if named else {}
+    message = f"{where['path']}: " if where else ""
+    step = _temporary_step(where.get("path", "")) or _SYSTEM_STEPS[error.errno]
+    return Failure("system", message + os.strerror(error.errno), step, where=where)
 
 
 def _is_nowhere() -> bool:
@@ -215,42 +215,6 @@ def _is_nowhere() -> bool:
 def _temporary_step(path: str) -> str:
     is_temporary = any(each.startswith(_TEMPORARY) for each in Path(path).parts)
     return "make room there, or name another folder with TMPDIR" if is_temporary else ""
-
-
-def _refused_step(reason: str) -> str:
-    # By its words: what another process was refused comes without a number.
-    return next((step for code, step in _SYSTEM_STEPS.items() if reason.endswith(os.strerror(code))), "")
-
-
-def _explain_other(error: OrchestratorError, message: str) -> Failure:
-    # Imported here because every call of the program loads this module, and the stores import numpy.
-    from orchestrator.stores.binary_export import BinaryExportError
-    from orchestrator.stores.binary_store import StoreError
-    from orchestrator.stores.files.atomic_file import ReadError, SaveError
-    from orchestrator.stores.files.recovery import QuarantineError
-    from orchestrator.stores.pack import PackError
-
-    if isinstance(error, PackError):
-        where = {"path": path_text(error.path)}
-        return Failure("pack", message, error.next_step, ExitCode.BAD_INPUT, where)
-
-    steps: dict[type[OrchestratorError], str] = {
-        StoreError: "`orchestrator binaries verify` looks at all of it; --cache-dir says where it lies",
-        BinaryExportError: "`orchestrator binaries export` makes one; `inspect` says what this is",
-        SaveError: f"name a place of your own ({_PLACES})",
-        ReadError: "check the path, who owns it, and its mode (`ls -ld`)",
-        QuarantineError: "check who owns it, and its mode (`ls -ld`); --cache-dir names another directory",
-    }
-    for kind, step in steps.items():
-        if isinstance(error, kind):
-            if "there is no store" in message:
-                step = "`orchestrator compile SET --mode binaries` makes one; --cache-dir says where it lies"
-            elif any(os.strerror(each) in message for each in (errno.ENOSPC, errno.EDQUOT)):
-                step = _ROOM
-            where = {"path": path_text(vars(error)["path"])}
-            step = _temporary_step(where["path"]) or getattr(error, "next_step", "") or step
-            return Failure("store", message, step, ExitCode.BAD_INPUT, where)
-    return Failure("other", message, getattr(error, "next_step", ""), ExitCode.BAD_INPUT, {})
 
 
 def report(failure: Failure, *, json: bool) -> ExitCode:

@@ -1,13 +1,12 @@
-"""The verb `list`: shows the contents of a set and its damage, without a device.
-
-Guarantees: reads only; a damaged set is shown as far as it can be read.
-"""
+"""The verb `list`: shows the contents of a set and its damage, without a device. It reads only."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from msgspec import UNSET, UnsetType
 
 from orchestrator.cli.application import Flag, JsonFlag, SetNames
 from orchestrator.cli.errors import ExitCode
@@ -23,19 +22,17 @@ from orchestrator.cli.output import (
     styled,
     table,
     tag_name,
-    version_text,
 )
 from orchestrator.cli.progress import SlowWork
 from orchestrator.cli.values import open_set
 from orchestrator.errors import shown
 
 if TYPE_CHECKING:
-    from orchestrator.cli.documents import ListDocument
-    from orchestrator.sets.archive.reader import Archive
+    from orchestrator.cli.documents import ApplicationRecord, ListDocument
     from orchestrator.sets.archive.record_proof import Verified
     from orchestrator.sets.groups import Application
     from orchestrator.sets.pipeline_set import PipelineSet
-    from orchestrator.sets.records import FeatureGroup, RecordSource, RecordTag
+    from orchestrator.sets.records import RecordTag
 
 _DAMAGE_SHOWN = 20
 
@@ -69,193 +66,147 @@ def list_verb(
         if verify:
             with SlowWork(output, "reading the records") as progress:
                 found = opened.verify(progress)
-        groups = opened.groups  # read before the damage is shown, because reading may find more
-        output.document(lambda: _document(opened, found, pipelines=pipelines))
+        document = _document(opened, found, pipelines=pipelines)
+        output.document(lambda: document)
         if not json:
-            _show(output, opened, groups, found, pipelines=pipelines)
+            _show(output, document)
+            _show_damage(output, document, found)
+            for each in opened.pipelines if pipelines else ():
+                output.line(f"{key_text(each.key)}  {each.kind.value}")
     return ExitCode.OK
 
 
-def _archives(source: RecordSource) -> list[Archive]:
+def _document(opened: PipelineSet, found: Verified | None, *, pipelines: bool) -> ListDocument:
+    from orchestrator.cli.documents import ListDocument, ListedGroup, ListedSet, RecordCount, SetFile
+    from orchestrator.devices.image import PipelineKind
+    from orchestrator.run.records import DamageRecord, Hash, RequestRecord
     from orchestrator.sets.archive.reader import Archive, parts_of
 
-    return [each for each in parts_of(source) if isinstance(each, Archive)]
-
-
-def _sizes(source: RecordSource) -> dict[RecordTag, tuple[int, int]]:
-    sizes: dict[RecordTag, tuple[int, int]] = {}
-    for archive in _archives(source):
-        for record in archive.records():
-            stored, size = sizes.get(record.tag, (0, 0))
-            sizes[record.tag] = (stored + record.stored_size, size + record.size)
-    return sizes
-
-
-def _features(application: Application) -> dict[str, dict[str, int]]:
-    from orchestrator.registry import structs_by_type
-
-    known = structs_by_type()
-    return {
-        known[s_type].name if s_type in known else f"sType {s_type}": dict(members)
-        for s_type, members in application.features
+    archives = [each for each in parts_of(opened.records) if isinstance(each, Archive)]
+    stored: Counter[RecordTag] = Counter()
+    sizes: Counter[RecordTag] = Counter()
+    for record in (each for archive in archives for each in archive.records()):
+        stored[record.tag] += record.stored_size
+        sizes[record.tag] += record.size
+    counts = {
+        tag: RecordCount(count=count, stored_bytes=stored[tag], bytes=sizes[tag])
+        if tag in sizes
+        else RecordCount(count=count)
+        for tag, count in opened.tag_counts.items()
     }
-
-
-def _document(opened: PipelineSet, found: Verified | None, *, pipelines: bool) -> ListDocument:
-    from msgspec import UNSET
-
-    from orchestrator.cli.documents import (
-        ApplicationRecord,
-        ListDocument,
-        ListedGroup,
-        ListedSet,
-        RecordCount,
-        SetFile,
-    )
-    from orchestrator.devices.image import PipelineKind
-    from orchestrator.run.records import ApiVersion, DamageRecord, Hash, RequestRecord
-
-    sizes = _sizes(opened.records)
+    groups = [
+        ListedGroup(
+            opened_as=RequestRecord.of(each.request),
+            applications=tuple(map(Hash, each.applications)),
+            pipelines=len(each.pipelines),
+        )
+        for each in opened.groups  # reading them may find more damage
+    ]
+    keys: dict[PipelineKind, tuple[Hash, ...]] | UnsetType = UNSET
+    if pipelines:
+        keys = {
+            kind: tuple(Hash(each.key) for each in opened.pipelines if each.kind is kind)
+            for kind in PipelineKind
+        }
     return ListDocument(
         set=ListedSet(
             path=path_text(opened.name),
             files=tuple(
-                SetFile(path=path_text(each.name), bytes=each.size, records=len(each))
-                for each in _archives(opened.records)
+                SetFile(path=path_text(each.name), bytes=each.size, records=len(each)) for each in archives
             ),
             content_hash=Hash(opened.content_hash()),
             pipelines=counts_by_kind(opened.counts),
             unique=len(opened),
             duplicates=opened.duplicates,
         ),
-        records={
-            tag_name(tag): RecordCount(
-                count=count, **dict(zip(("stored_bytes", "bytes"), sizes.get(tag, ()), strict=False))
-            )
-            for tag, count in opened.tag_counts.items()
-        },
-        applications=tuple(
-            ApplicationRecord(
-                key=Hash(each.key),
-                name=each.name,
-                engine=each.engine,
-                application_version=each.application_version,
-                engine_version=each.engine_version,
-                api_version=ApiVersion(each.api_version),
-                robust_buffer_access=each.robust_buffer_access,
-                features=_features(each),
-            )
-            for each in opened.applications
-        ),
-        groups=tuple(
-            ListedGroup(
-                opened_as=RequestRecord.of(group.request),
-                applications=tuple(map(Hash, group.applications)),
-                pipelines=len(group.pipelines),
-            )
-            for group in opened.groups
-        ),
+        records={tag_name(tag): each for tag, each in counts.items()},
+        applications=tuple(map(_application, opened.applications)),
+        groups=tuple(groups),
         verified=found is not None,
         unusable_records=None if found is None else found.unusable,
         unchecked_records=None if found is None else len(found.not_checked),
         damage=tuple(map(DamageRecord.of, opened.damage)),
-        pipelines={
-            kind: tuple(Hash(each.key) for each in opened.pipelines if each.kind is kind)
-            for kind in PipelineKind
-        }
-        if pipelines
-        else UNSET,
+        pipelines=keys,
     )
 
 
-def _show(
-    output: Output,
-    opened: PipelineSet,
-    groups: tuple[FeatureGroup, ...],
-    found: Verified | None,
-    *,
-    pipelines: bool,
-) -> None:
-    archives = _archives(opened.records)
-    for archive in archives:
-        output.line(
-            styled(path_text(archive.name), "head"),
-            f"  {byte_text(archive.size)}, {plural(len(archive), 'record')}"
-            + (f", {archive.duplicates:,} duplicates left out" if archive.duplicates else ""),
-        )
-    if not archives:
-        output.line(styled(path_text(opened.name), "head"))
-    output.line("")
+def _application(application: Application) -> ApplicationRecord:
+    from orchestrator.cli.documents import ApplicationRecord
+    from orchestrator.registry import structs_by_type
+    from orchestrator.run.records import ApiVersion, Hash
 
-    kinds = [(kind.value.replace("_", " "), count) for kind, count in opened.counts.items()]
-    output.line(
-        f"{plural(len(opened), 'pipeline')}: " + ", ".join(f"{count:,} {kind}" for kind, count in kinds)
+    structs = structs_by_type()
+    return ApplicationRecord(
+        key=Hash(application.key),
+        name=application.name,
+        engine=application.engine,
+        application_version=application.application_version,
+        engine_version=application.engine_version,
+        api_version=ApiVersion(application.api_version),
+        robust_buffer_access=application.robust_buffer_access,
+        features={
+            structs[s_type].name if s_type in structs else f"sType {s_type}": dict(members)
+            for s_type, members in application.features
+        },
     )
-    output.line("")
 
-    sizes = _sizes(opened.records)
+
+def _show(output: Output, document: ListDocument) -> None:
+    listed = document.set
+    for file in listed.files:
+        size = f"  {byte_text(file.bytes)}, {plural(file.records, 'record')}"
+        output.line(styled(file.path, "head"), size)
+    if not listed.files:
+        output.line(styled(listed.path, "head"))
+    if listed.duplicates:
+        output.line(f"{plural(listed.duplicates, 'duplicate')} left out")
+    kinds = ", ".join(f"{count:,} {kind.value.replace('_', ' ')}" for kind, count in listed.pipelines.items())
+    output.line("")
+    output.line(f"{plural(listed.unique, 'pipeline')}: {kinds}")
+    output.line("")
     records = table("records", "count", "stored", "decoded", numbers=(1, 2, 3))
-    for tag, count in opened.tag_counts.items():
-        if count:
-            stored, size = (byte_text(each) for each in sizes[tag]) if tag in sizes else ("-", "-")
-            records.add_row(tag_name(tag).replace("_", " "), f"{count:,}", stored, size)
+    for tag, each in document.records.items():
+        if each.count:
+            sizes = ("-" if size is UNSET else byte_text(size) for size in (each.stored_bytes, each.bytes))
+            records.add_row(tag.replace("_", " "), f"{each.count:,}", *sizes)
     output.show(records)
-
-    _show_applications(output, opened, groups)
-    _show_damage(output, opened, found)
-    if pipelines:
-        output.line("")
-        for each in opened.pipelines:
-            output.line(f"{key_text(each.key)}  {each.kind.value}")
-
-
-def _show_applications(output: Output, opened: PipelineSet, groups: tuple[FeatureGroup, ...]) -> None:
-    from orchestrator.devices.request import BASE_FEATURES, feature_text
-
     output.line("")
-    if not opened.applications:
+    for application in document.applications:
+        _show_application(output, application)
+    if not document.applications:
         output.line(
             "no application is recorded: pipelines are compiled on a device that has only what they need"
         )
-        return
-    for each in opened.applications:
-        engine = f", engine {shown(each.engine)}" if each.engine else ""
-        output.line(
-            "recorded from ",
-            styled(shown(each.name or "an application without a name"), "head"),
-            f"{engine}, Vulkan {version_text(each.api_version)}",
-        )
-        enabled = [feature_text(BASE_FEATURES, "robustBufferAccess")] if each.robust_buffer_access else []
-        enabled += [
-            feature_text(struct, member)
-            for struct, members in _features(each).items()
-            for member, value in members.items()
-            if value
-        ]
-        output.line("  features that change code: ", ", ".join(enabled) or "none")
-    if len(groups) > 1:
-        output.line(
-            f"{len(groups)} groups, each compiled on its own device, of "
-            + ", ".join(plural(len(group.pipelines), "pipeline") for group in groups)
-        )
+    if len(document.groups) > 1 and document.applications:
+        each_has = ", ".join(plural(group.pipelines, "pipeline") for group in document.groups)
+        output.line(f"{len(document.groups)} groups, each compiled on its own device, of {each_has}")
 
 
-def _show_damage(output: Output, opened: PipelineSet, found: Verified | None) -> None:
-    from orchestrator.run.records import DamageRecord
+def _show_application(output: Output, application: ApplicationRecord) -> None:
+    from orchestrator.devices.request import BASE_FEATURES, feature_text
 
+    enabled = [feature_text(BASE_FEATURES, "robustBufferAccess")] if application.robust_buffer_access else []
+    for struct, members in application.features.items():
+        enabled += [feature_text(struct, member) for member, value in members.items() if value]
+    engine = f", engine {shown(application.engine)}" if application.engine else ""
+    name = shown(application.name or "an application without a name")
+    output.line("recorded from ", styled(name, "head"), f"{engine}, Vulkan {application.api_version}")
+    output.line("  features that change code: ", ", ".join(enabled) or "none")
+
+
+def _show_damage(output: Output, document: ListDocument, found: Verified | None) -> None:
+    damage = document.damage
     output.line("")
-    damage = opened.damage
     if not damage:
         if found is None:
             output.line(styled("no damage in the headers; payloads were not read (--no-verify)", "warn"))
-        elif found.not_checked:
-            output.line(styled(f"no damage: every record was read, {not_checked_text(found)}", "good"))
         else:
-            output.line(styled("no damage: every record was read, every key recomputed", "good"))
+            checked = not_checked_text(found) if found.not_checked else "every key recomputed"
+            output.line(styled(f"no damage: every record was read, {checked}", "good"))
         return
     output.line(styled(f"damage: {plural(len(damage), 'place')}", "bad"))
     for each in damage[: output.most(_DAMAGE_SHOWN)]:
-        output.line(f"  {damage_text(DamageRecord.of(each))}")
+        output.line(f"  {damage_text(each)}")
     if len(damage) > _DAMAGE_SHOWN and output.most(1):
         output.line(f"  ... and {len(damage) - _DAMAGE_SHOWN:,} more, see --verbose")
     output.line(

@@ -361,7 +361,7 @@ def show_calibration(
         mode = f"{row.mode}{more}{' (control)' if row.control else ''}"
         made.add_row(row.start, mode, str(row.workers), *times, f"{row.pipelines_per_s:,.0f}")
     output.line("")
-    output.show(made, keys=3)
+    output.show(made)
     output.line("")
     for note in profile.notes:
         output.line(styled("note ", "warn"), note)

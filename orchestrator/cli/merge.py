@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag, KeyFile
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, byte_text, display, path_text, plural, styled, table
-from orchestrator.cli.values import opened_device, read_key
+from orchestrator.cli.values import opened_device, read_key, run_again_for
 
 if TYPE_CHECKING:
     from orchestrator.run.cache_joining import JoinedFile
@@ -87,6 +87,8 @@ def _merge_files(files: list[Path], output: Path, selector: str, out: Output) ->
     if is_there and inspect_cache_file(output).kind is not CacheFileKind.CACHE_FILE:
         said = f"{path_text(output)}: cannot be written: what is there is no cache file, and would be lost"
         raise UsageError(said, "name another file")
+    if (code := run_again_for(selector)) is not None:
+        return code
     with opened_device(selector) as opened:
         merged, data = join_files(opened, files, on_file)
         taken = [each.path for each in merged if each.status == "LOADED"]

@@ -1,26 +1,15 @@
 """Where and how the command line writes: results to stdout, everything else to stderr.
 
-How it looks whatever the verb (colours, progress, how much of a list) is said once a call, before or behind
-the verb.
-
-Guarantees:
-- With --json stdout holds one JSON document and nothing else. Its names are those of the values (Vulkan's
-  words in snake_case), keys of pipelines are 16 hex digits, versions of the API are text, times are seconds.
-- Where a stream is no terminal, or TERM says dumb, no control code is written to it; NO_COLOR takes colours
-  and styles away and leaves the live display.
-- Words from archives, drivers and file names are written as text: never as markup, and so that they cannot
-  move a terminal's cursor.
-- A stderr that cannot be written (a full disk) costs its text and nothing else. A stdout that cannot be
-  written raises OutputError, once; a reader that went away raises BrokenPipeError, which `main` turns into a
-  quiet end. What a stream could not write is dropped, so that nothing tries again at the end of the process.
-  No text is too much for the encoding of a stream.
-
-Assumptions: one call of the program at a time in a process. Loaded with every verb, for its help too, and
-where there is nothing but a document, so it imports rich when something is shown.
+Guarantees: with --json stdout holds one JSON document and nothing else. Where a stream is no terminal, no
+control code is written to it. Words from archives, drivers and file names cannot move a terminal's cursor. A
+stderr that cannot be written costs its text alone; a stdout that cannot be written raises OutputError, once;
+where a reader went away, BrokenPipeError is raised. No text is too much for the encoding of a stream.
+Assumptions: one call of the program at a time in a process. rich is loaded when something is shown.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -28,6 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
+
+import msgspec
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.process import flush_c_streams
@@ -55,19 +46,13 @@ OPTIONS = {
 
 
 class Display:
-    """What the user said.
+    """What the user said of the output, and the command line itself."""
 
-    Attributes:
-        color: `auto` colours a terminal, unless NO_COLOR is set.
-        progress: Whether progress is shown.
-        verbose: Whether lists that are cut are shown in full.
-        quiet: Whether nothing but errors is shown.
-    """
-
-    color = "auto"
+    color = "auto"  # colours a terminal, unless NO_COLOR is set
     progress = True
-    verbose = False
-    quiet = False
+    verbose = False  # lists that are cut are shown in full
+    quiet = False  # nothing but errors is shown
+    command: tuple[str, ...] = ()
 
 
 display = Display()
@@ -75,12 +60,9 @@ display = Display()
 
 
 def take_display(tokens: Sequence[str]) -> list[str]:
-    """Take these options out of the command line, and set `display` anew.
-
-    Raises:
-        ValueError: `--color` has no value, or another one.
-    """
+    """Take these options out of the command line, and set `display` anew."""
     display.color, display.progress, display.verbose, display.quiet = "auto", True, False, False
+    display.command = tuple(tokens)
     left: list[str] = []
     rest = iter(tokens)
     for token in rest:
@@ -102,8 +84,7 @@ def take_display(tokens: Sequence[str]) -> list[str]:
     return [*left, *rest]
 
 
-def is_plain(stream: IO[str]) -> bool:
-    """Whether a stream can show no line that changes."""
+def _is_plain(stream: IO[str]) -> bool:
     return not stream.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
@@ -111,26 +92,8 @@ class OutputError(OrchestratorError):
     """stdout, or a file that is written beside the work, cannot be written, such as on a full disk."""
 
 
-class _Stream:
-    def __init__(self, inner: TextIO) -> None:
-        self._inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._inner)
-
-    def _put(self, text: str) -> int:
-        try:
-            return self._inner.write(text)
-        except UnicodeEncodeError as error:
-            known = error.encoding
-            return self._inner.write(text.encode(known, "backslashreplace").decode(known))
-
-
-class Results(_Stream):
-    """stdout.
+class Stream:
+    """stdout, or stderr, which drops what cannot be written.
 
     Attributes:
         written: Whether anything was written to it.
@@ -138,54 +101,37 @@ class Results(_Stream):
     """
 
     written = False
-    is_closed = False
+
+    def __init__(self, inner: TextIO, *, drops: bool = False, is_closed: bool = False) -> None:
+        self._inner, self._drops, self.is_closed = inner, drops, is_closed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
     def write(self, text: str) -> int:
-        """Write text.
-
-        Raises:
-            OutputError: It cannot be written.
-            BrokenPipeError: Its reader went away.
-        """
+        """Write text."""
         self.written = self.written or bool(text)
-        self._do(lambda: self._put(text))
+        encoding = self._inner.encoding or "utf-8"
+        self._try(lambda: self._inner.write(text.encode(encoding, "backslashreplace").decode(encoding)))
         return len(text)
 
     def flush(self) -> None:
         """Write what is held back; raises as `write` does."""
-        self._do(self._inner.flush)
+        self._try(self._inner.flush)
 
-    def _do(self, call: Callable[[], object]) -> None:
+    def _try(self, call: Callable[[], object]) -> None:
         try:
             call()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
+        except (OSError, ValueError) as error:
+            if isinstance(error, BrokenPipeError) and not self._drops:
+                raise
             discard(self._inner)
-            raise OutputError(f"stdout cannot be written: {error.strerror or error}") from error
-
-
-class Messages(_Stream):
-    """stderr: what cannot be written is dropped."""
-
-    def write(self, text: str) -> int:
-        """Write text, or drop it."""
-        try:
-            return self._put(text)
-        except (OSError, ValueError):
-            discard(self._inner)
-            return len(text)
-
-    def flush(self) -> None:
-        """Write what is held back, or drop it."""
-        try:
-            self._inner.flush()
-        except (OSError, ValueError):
-            discard(self._inner)
+            if not self._drops:
+                raise OutputError(f"stdout cannot be written: {getattr(error, 'strerror', error)}") from error
 
 
 @contextmanager
-def own_streams(*, json: bool = False) -> Iterator[Results]:
+def own_streams(*, json: bool = False) -> Iterator[Stream]:
     """stdout and stderr as above, for the block; for one that the caller closed (`>&-`), one to nowhere."""
     before = sys.stdout, sys.stderr
     out, err = (
@@ -193,9 +139,8 @@ def own_streams(*, json: bool = False) -> Iterator[Results]:
         for each in before
     )
     with _apart(out) if json else nullcontext(out) as inner:
-        results = Results(inner)
-        results.is_closed = before[0] is None
-        sys.stdout, sys.stderr = cast("TextIO", results), cast("TextIO", Messages(err))
+        results = Stream(inner, is_closed=before[0] is None)
+        sys.stdout, sys.stderr = cast("TextIO", results), cast("TextIO", Stream(err, drops=True))
         try:
             yield results
         finally:
@@ -298,11 +243,7 @@ Style = Literal["", "good", "bad", "warn", "dim", "head"]
 
 
 class Output:
-    """Both streams of one run of the program.
-
-    Attributes:
-        json: Whether stdout carries a JSON document.
-    """
+    """Both streams of one run of the program; `json` if stdout carries a JSON document."""
 
     def __init__(self, *, json: bool) -> None:
         self.json = json
@@ -323,7 +264,7 @@ class Output:
     @property
     def live(self) -> bool:
         """Whether stderr can show a line that changes, and shall."""
-        return display.progress and not is_plain(self._streams[1])
+        return display.progress and not _is_plain(self._streams[1])
 
     @property
     def tells(self) -> bool:
@@ -342,43 +283,28 @@ class Output:
             write_json(encode_json(make()))
 
     def line(self, *parts: str | Text) -> None:
-        """Write a line of results; off a terminal it is not folded, so that it can be searched."""
-        self._write(self.out, _joined(parts))
+        """Write a line of results; it is not folded, so that it can be searched and copied."""
+        self.out.print(_joined(parts), soft_wrap=True)
 
-    def verbatim(self, text: str) -> None:
-        """Write a line as it is: our own, for another program."""
-        from rich.text import Text
+    def show(self, made: Table) -> None:
+        """Write a table, from `table`."""
+        from orchestrator.cli.console import write_table
 
-        self.out.print(Text(text), soft_wrap=True)
-
-    def show(self, made: Table, *, keys: int = 1) -> None:
-        """Write a table; one that is wider than the terminal becomes several, so that no number is cut.
-
-        Args:
-            made: From `table`.
-            keys: Its first columns, which tell its rows apart and stand in each part.
-        """
-        from orchestrator.cli.console import parts_of
-
-        for number, part in enumerate(parts_of(made, self.out, keys)):
-            if number:
-                self.out.print()
-            self.out.print(part)
+        write_table(self.out, made)
 
     def facts(self, pairs: Iterable[tuple[str, str | Text]]) -> None:
         """Write names and values, one pair a line."""
         rows = list(pairs)
         width = max((len(name) for name, _ in rows), default=0)
         for name, value in rows:
-            label = styled(f"{name:{width}}  ", "dim")
-            self._write(self.out, _joined((label, value)), indent=width + 2)
+            self.line(styled(f"{name:{width}}  ", "dim"), value)
 
     def message(self, *parts: str | Text) -> None:
         """Write a line to stderr."""
         stream = self._streams[1]
         if stream.isatty() or not all(isinstance(each, str) for each in parts):
-            self._write(self.err, _joined(parts))
-        else:  # neither colored nor folded, so nothing is loaded for it
+            self.err.print(_joined(parts), soft_wrap=True)
+        else:  # not coloured, so nothing is loaded for it
             stream.write("".join(printable(str(each)) for each in parts) + "\n")
             stream.flush()
 
@@ -386,47 +312,33 @@ class Output:
         """Write a line that says what went wrong: among the results, or with --quiet to stderr."""
         (self.message if display.quiet and not self.json else self.line)(*parts)
 
-    @staticmethod
-    def _write(console: Console, text: Text, indent: int | None = None) -> None:
-        from orchestrator.cli.console import write_text
-
-        write_text(console, text, indent)
-
 
 def console_on(stream: IO[str]) -> Console:
     """A console on a stream, as plain as the stream asks for, and coloured as the user said."""
     from orchestrator.cli.console import make_console
 
-    return make_console(stream, display.color, plain=is_plain(stream))
+    return make_console(stream, display.color, plain=_is_plain(stream))
 
 
 def write_json(value: dict[str, Any] | bytes) -> None:
     """Write a document to stdout, indented."""
-    import msgspec
-
     encoded = value if isinstance(value, bytes) else msgspec.json.encode(value)
-    write_document([msgspec.json.format(encoded, indent=2)])
+    write_document(msgspec.json.format(encoded, indent=2))
 
 
-def write_document(parts: Iterable[bytes]) -> None:
-    """Write a document to stdout, in parts; what the stream lacks or is not printable is escaped.
-
-    Raises:
-        OutputError: stdout is closed, or cannot be written.
-    """
+def write_document(encoded: bytes) -> None:
+    """Write a document to stdout; what the stream lacks or is not printable is escaped."""
     if getattr(sys.stdout, "is_closed", False):
         raise OutputError("stdout cannot be written: it is closed")
     is_utf = str(sys.stdout.encoding).lower().startswith("utf")
 
     def written(found: re.Match[str]) -> str:
-        import json  # few documents need it
-
         each = found[0]
         return each if is_utf and each.isprintable() else json.dumps(each)[1:-1]
 
-    for part in (*parts, b"\n"):
-        text = part.decode()
-        sys.stdout.write(text if text.isascii() else re.sub(r"[^\x00-\x7f]", written, text))
+    text = encoded.decode()
+    sys.stdout.write(text if text.isascii() else re.sub(r"[^\x00-\x7f]", written, text))
+    sys.stdout.write("\n")
     sys.stdout.flush()
 
 
@@ -439,24 +351,9 @@ def styled(text: object, style: Style = "") -> Text:
 
 def table(*columns: str, numbers: Iterable[int] = ()) -> Table:
     """An empty table; `numbers` are the columns that stand to the right."""
-    from rich import box
-    from rich.table import Table
+    from orchestrator.cli.console import make_table
 
-    right = set(numbers)
-    made = Table(
-        box=box.SIMPLE_HEAD,
-        header_style="head",
-        pad_edge=False,
-        show_edge=False,
-    )
-    for number, heading in enumerate(columns):
-        # A number that is folded is another one: words give way first, then the terminal folds the whole
-        # line.
-        number_like = number in right
-        made.add_column(
-            heading, justify="right" if number_like else "left", overflow="fold", no_wrap=number_like
-        )
-    return made
+    return make_table(columns, numbers)
 
 
 def _joined(parts: Sequence[str | Text]) -> Text:

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Sequence
 
 from orchestrator.cli.errors import ExitCode, Failure, UsageError, explain, explain_system, report
-from orchestrator.cli.output import OutputError, Results, discard, own_streams, take_display
+from orchestrator.cli.output import OutputError, Stream, discard, own_streams, take_display
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.process import hold_signals, let_through
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             if problem:
                 usage = "`orchestrator --help` shows what there is"
-                return report(Failure("usage", problem, usage, ExitCode.BAD_INPUT, {}), json=json)
+                return report(Failure("usage", problem, usage), json=json)
             try:
                 code = _run(tokens, results, json=json)
                 results.flush()
@@ -50,12 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt as error:
             # A verb that can say what was done has ended by itself: this one had not begun, or cannot.
             interrupted = str(error) or "interrupted before it was done"
-            failure = Failure("interrupted", interrupted, "", ExitCode.INTERRUPTED, {})
+            failure = Failure("interrupted", interrupted, exit_code=ExitCode.INTERRUPTED)
             return _last_words(failure, results, json=json)
     return code
 
 
-def _ended_by(error: Exception, results: Results, *, json: bool) -> int:
+def _ended_by(error: Exception, results: Stream, *, json: bool) -> int:
     if isinstance(error, BrokenPipeError):
         # What is left in the stream's buffer must go somewhere when the interpreter flushes it.
         discard(sys.stdout)
@@ -66,11 +66,11 @@ def _ended_by(error: Exception, results: Results, *, json: bool) -> int:
     if failure is None:
         traceback.print_exception(error)
         message = f"a bug of this program: {type(error).__name__}: {error}"
-        failure = Failure("bug", message, "please report it with the lines above", ExitCode.BUG, {})
+        failure = Failure("bug", message, "please report it with the lines above", ExitCode.BUG)
     return _last_words(failure, results, json=json)
 
 
-def _last_words(failure: Failure, results: Results, *, json: bool) -> int:
+def _last_words(failure: Failure, results: Stream, *, json: bool) -> int:
     try:
         return report(failure, json=json and not results.written)
     except (OutputError, BrokenPipeError):
@@ -78,7 +78,7 @@ def _last_words(failure: Failure, results: Results, *, json: bool) -> int:
         return failure.exit_code
 
 
-def _run(tokens: Sequence[str], results: Results, *, json: bool) -> int:
+def _run(tokens: Sequence[str], results: Stream, *, json: bool) -> int:
     from orchestrator.cli.application import help_step, parse
 
     try:

@@ -1,12 +1,8 @@
 """How far a compile or a measurement is, on stderr: a display on a terminal, else a line now and then.
 
-Guarantees:
-- Drawn only when there is news, in the caller's thread: no thread of its own competes with the workers, and
-  no time is taken from a sample.
-- The display is gone when the view closes, also after an error, so that it does not mix with what comes then.
-- With --json and without a terminal it says nothing but messages.
-
-The display is loaded where there is a terminal.
+Guarantees: drawn only when there is news, in the caller's thread, so that none competes with the workers.
+The display is gone when the view closes, also after an error. With --json and without a terminal there are
+messages alone.
 """
 
 from __future__ import annotations
@@ -15,16 +11,17 @@ import importlib
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from orchestrator.cli.output import Output, display
+from orchestrator.cli.output import Output, display, key_text, seconds_text
 
 if TYPE_CHECKING:
     from orchestrator.cli.progress_bar import MeasurementBar
     from orchestrator.run import records
 
-_LINE_EVERY_S = 5.0
-_SHOWS_REPORT = ("orchestrator.cli.console", "orchestrator.cli.compile_report")
+_LINE_EVERY_S: Final = 5.0
+_SLOW_S: Final = 2.0
+_SHOWS_REPORT: Final = "orchestrator.cli.compile_report"
 
 
 class ProgressView(Protocol):
@@ -43,28 +40,13 @@ class ProgressView(Protocol):
 @contextmanager
 def progress_view(output: Output) -> Iterator[ProgressView]:
     """The view that fits where stderr goes, closed at the end of the block."""
-    if display.quiet:
-        yield QuietView()
-    elif output.live:
-        from orchestrator.cli.progress_bar import LiveView
-
-        with LiveView(output) as live:
-            yield live
-    else:
+    if not output.live:
         yield PlainView(output)
+        return
+    from orchestrator.cli.progress_bar import LiveView
 
-
-class QuietView:
-    """Shows nothing."""
-
-    def stage(self, name: str) -> None:
-        """Show nothing."""
-
-    def progress(self, progress: records.Progress) -> None:
-        """Show nothing."""
-
-    def say(self, text: str) -> None:
-        """Show nothing."""
+    with LiveView(output) as live:
+        yield live
 
 
 class PlainView:
@@ -72,42 +54,66 @@ class PlainView:
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self._quiet = not output.tells
         self._next = 0.0
         self._stage = ""
-        # What shows a report, while others compile.
-        for name in () if output.json else _SHOWS_REPORT:
-            importlib.import_module(name)
+        if not (output.json or display.quiet):
+            importlib.import_module(_SHOWS_REPORT)  # while others compile
 
     def stage(self, name: str) -> None:
         """Write the stage's name once. Stages that change often must not keep the lines of progress away."""
         self._next = self._next or time.monotonic() + _LINE_EVERY_S
-        if not self._quiet and name != self._stage:
+        if self._output.tells and name != self._stage:
             self._stage = name
             self._output.message(name)
 
     def progress(self, progress: records.Progress) -> None:
         """Write a line, if the last one is some seconds old."""
         now = time.monotonic()
-        if not self._quiet and now >= self._next:
-            from orchestrator.cli.progress_bar import counts_text, slow_text, speed_text
-
+        if self._output.tells and now >= self._next:
             self._next = now + _LINE_EVERY_S
             speed, slow = speed_text(progress), slow_text(progress)
             self._output.message(
-                f"{progress.done:,} of {progress.total:,}: ",
-                counts_text(progress),
+                f"{progress.done:,} of {progress.total:,}: {counts_text(progress)}",
                 f" ({speed})" if speed else "",
                 f"; {slow}" if slow else "",
             )
 
     def say(self, text: str) -> None:
         """Write a message."""
-        self._output.message(text)
+        if not display.quiet:
+            self._output.message(text)
 
 
-_SILENT_S = 2.0
-_EVERY_S = 0.1
+def counts_text(progress: records.Progress) -> str:
+    """Compiled, hits, skipped and failed."""
+    return (
+        f"{progress.compiled:,} compiled · {progress.hits:,} cache hits · {progress.skipped:,} skipped · "
+        f"{progress.failed:,} failed"
+    )
+
+
+def speed_text(progress: records.Progress) -> str:
+    """Rate and time to go."""
+    if progress.done >= progress.total:
+        return ""
+    eta = "time to go not known yet" if progress.eta_s is None else f"{seconds_text(progress.eta_s)} to go"
+    if not progress.rate:
+        return eta
+    return f"{progress.rate:,.0f}/s, {eta}" if progress.rate >= 10 else f"{progress.rate:.2g}/s, {eta}"
+
+
+def slow_text(progress: records.Progress) -> str:
+    """What has been in the driver the longest, once that is long; "" before."""
+    slow = progress.slowest
+    if slow is None or slow.age_s < _SLOW_S:
+        return ""
+    among = f" (one of {slow.pipelines})" if slow.pipelines > 1 else ""
+    kind = slow.kind.value.replace("_", " ")
+    return f"longest in the driver: {kind} {key_text(slow.key)}{among}, {seconds_text(slow.age_s)}"
+
+
+_SILENT_S: Final = 2.0
+_EVERY_S: Final = 0.1
 
 
 class SlowWork(ExitStack):
@@ -127,7 +133,7 @@ class SlowWork(ExitStack):
         return self
 
     def __call__(self, done: int, total: int) -> None:
-        """Show how far it is, once a second."""
+        """Show how far it is."""
         now = time.monotonic()
         if now < self._next:
             return

@@ -1,53 +1,63 @@
-"""What words of the command line stand for: sizes, times, keys, and places that are checked before their use.
+"""What words of the command line stand for: sizes, times, keys, sets, and places that are checked before use.
 
-Assumptions: a verb that has its arguments imports this without the library of the command line, and nothing
-heavy is imported at the top.
+Guarantees: what cannot be meant raises UsageError, with what is expected.
+Assumptions: nothing heavy is imported at the top.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import platformdirs
+
 from orchestrator.cli.errors import UsageError
-from orchestrator.cli.output import OutputError
+from orchestrator.cli.output import OutputError, display, plural
 from orchestrator.errors import ArchiveError, shell_text
 from orchestrator.process import flush_c_streams
+from orchestrator.sets.inputs import irregular
+from orchestrator.sets.sample import sample_path
+from orchestrator.stores.files.atomic_file import (
+    REAL_FILE_OPERATIONS,
+    MacKey,
+    ReadError,
+    SaveError,
+    distrust_directory,
+    ensure_directory,
+    is_directory,
+    likely_cause,
+    unwritable,
+    write_document,
+)
 
 if TYPE_CHECKING:
     from orchestrator.devices.device import Device
     from orchestrator.sets.pipeline_set import PipelineSet
-    from orchestrator.stores.files.atomic_file import MacKey
 
 _PROGRAM = "orchestrator"
+SAMPLE = "sample"
 MOST_WORKERS = 4096
 MOST_SAMPLES = 1000
 """Of a cell or contender: before each sample, all that are left are gone through."""
 
-_MOST_BYTES = 1 << 62  # as good as no bound, and a number that other programs take
-_UNITS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600}
-_TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|)")
-
-SAMPLE = "sample"
-
 NO_PIPELINES = "`orchestrator list SET` shows what it holds; `sample` is a set that has some"
 """What to do about a set that has no pipelines, where there must be some."""
 
-
+_MOST_BYTES = 1 << 62  # as good as no bound, and a number that other programs take
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|)")
+_SECONDS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600}
 
 
 def size_bytes(text: str, option: str, least: int = 0) -> int:
-    """Bytes of a size such as ``500M`` or ``2G``.
-
-    Raises:
-        UsageError: It is none, or too little.
-    """
+    """Bytes of a size such as ``500M`` or ``2G``."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{option} {text!r}: a size is expected", "such as 500M or 2G")
@@ -58,11 +68,7 @@ def size_bytes(text: str, option: str, least: int = 0) -> int:
 
 
 def hash_number(text: str) -> int:
-    """The hash that 16 hex digits stand for.
-
-    Raises:
-        UsageError: They are not.
-    """
+    """The hash that 16 hex digits stand for."""
     if not re.fullmatch(r"[0-9a-fA-F]{1,16}", text):
         raise UsageError(
             f"{text!r} is not a key of a pipeline: 16 hex digits are expected",
@@ -72,53 +78,31 @@ def hash_number(text: str) -> int:
 
 
 def time_limit_seconds(text: str, option: str = "--time-limit") -> float:
-    """Seconds of a time such as ``90s``, ``20m`` or ``2h``; without a unit they are seconds.
-
-    Raises:
-        UsageError: It is none, or 0.
-    """
+    """Seconds of a time such as ``90s``, ``20m`` or ``2h``; without a unit they are seconds."""
     found = _TIME.fullmatch(text)
     if found is None or not float(found[1]):
         raise UsageError(f"{option} {text!r}: a time above 0 is expected", "such as 90s, 20m or 2h")
-    return float(found[1]) * _UNITS[found[2]]
+    return float(found[1]) * _SECONDS[found[2]]
 
 
 def named_directory(given: Path | None) -> Path:
-    """The directory of cache files; one that was named is there.
-
-    Raises:
-        UsageError: It is not, or is no directory.
-    """
-    from orchestrator.stores.files.atomic_file import is_directory
-
+    """The directory of cache files; one that was named is there."""
     if given is not None and not is_directory(given):
         raise UsageError(f"{given}: no such directory", "name the directory of --cache-dir of `compile`")
     return cache_files_directory(given)
 
 
 def cache_files_directory(given: Path | None) -> Path:
-    """The directory for cache files, which may not be there.
-
-    Raises:
-        UsageError: None is given, and the user has no home directory, as in a container.
-    """
+    """The directory for cache files, which may not be there."""
     try:
-        import platformdirs
-
         return platformdirs.user_cache_path(_PROGRAM) if given is None else given
     except RuntimeError as error:
-        said = "name one with --cache-dir, or set HOME or XDG_CACHE_HOME"
-        raise UsageError(f"there is no directory for cache files: {error}", said) from None
+        step = "name one with --cache-dir, or set HOME or XDG_CACHE_HOME"
+        raise UsageError(f"there is no directory for cache files: {error}", step) from None
 
 
 def usable_directory(given: Path | None) -> Path:
-    """The directory for cache files, created if need be, and found fit before anything is compiled for it.
-
-    Raises:
-        SaveError: It cannot be created or written, or what is saved there would be refused when it is loaded.
-    """
-    from orchestrator.stores.files.atomic_file import SaveError, ensure_directory
-
+    """The directory for cache files, created if need be, and found fit before anything is compiled for it."""
     directory = cache_files_directory(given)
     ensure_directory(directory)
     reason = unfit_directory(directory)
@@ -128,17 +112,7 @@ def usable_directory(given: Path | None) -> Path:
 
 
 def unfit_directory(directory: Path) -> str | None:
-    """Why nothing can be kept in a directory that is there, with the command that mends it; None if it can.
-
-    `compile` refuses it in these words, and `doctor` finds it in the same.
-    """
-    from orchestrator.stores.files.atomic_file import (
-        REAL_FILE_OPERATIONS,
-        distrust_directory,
-        likely_cause,
-        unwritable,
-    )
-
+    """Why nothing can be kept in a directory that is there, and the command that mends it; None if it can."""
     try:
         reason = distrust_directory(directory, REAL_FILE_OPERATIONS)
     except OSError as error:
@@ -155,48 +129,28 @@ def require_writable(
         paths: The files, each of which is to hold something else.
         inputs: What is read, and must not be written over.
         outputs: What the verb itself writes there, likewise.
-
-    Raises:
-        UsageError: One cannot be; the message says why.
     """
-    from orchestrator.stores.files.atomic_file import unwritable
-
     taken = {os.path.realpath(each): f"this command writes {each} itself" for each in outputs}
     taken |= {os.path.realpath(each): f"it would overwrite the input {each}" for each in inputs}
     for path in paths:
         if path is None:
             continue
-        real = os.path.realpath(path)
-        if real in taken:
-            raise UsageError(f"{path}: cannot be written: {taken[real]}", "name another file")
+        real, folder = os.path.realpath(path), path.absolute().parent
+        reason, step = taken.get(real, ""), "name another file"
         taken[real] = "two options name it"
-        if path.exists() and not path.is_file():
-            raise UsageError(f"{path}: cannot be written: it is no regular file", "name a file")
-        if path.is_file() and _is_kept(Path(real)):
-            said = f"{path}: cannot be written: what is there is kept by `compile`, and would be lost"
-            raise UsageError(said, "name another file; `orchestrator inspect FILE` says what is there")
-        folder = path.absolute().parent
-        if not folder.is_dir():
-            raise UsageError(
-                f"{path}: cannot be written: its directory is not there",
-                f"mkdir -p {shell_text(folder)}",
-            )
-        if (reason := unwritable(path)) is not None:
-            raise UsageError(f"{path}: cannot be written: {reason}", "name another place")
-
-
-def write_beside(option: str, path: Path, content: bytes) -> None:
-    """Write a file that an option asks for, beside the work.
-
-    Raises:
-        OutputError: It cannot be written; the message names the option.
-    """
-    from orchestrator.stores.files.atomic_file import SaveError, write_document
-
-    try:
-        write_document(path, content)
-    except SaveError as error:
-        raise OutputError(f"{option} {path}: cannot be written: {error.reason}") from error
+        if reason:
+            pass
+        elif path.exists() and not path.is_file():
+            reason, step = "it is no regular file", "name a file"
+        elif path.is_file() and _is_kept(Path(real)):
+            reason = "what is there is kept by `compile`, and would be lost"
+            step += "; `orchestrator inspect FILE` says what is there"
+        elif not folder.is_dir():
+            reason, step = "its directory is not there", f"mkdir -p {shell_text(folder)}"
+        else:
+            reason, step = unwritable(path) or "", "name another place"
+        if reason:
+            raise UsageError(f"{path}: cannot be written: {reason}", step)
 
 
 def _is_kept(path: Path) -> bool:
@@ -205,16 +159,18 @@ def _is_kept(path: Path) -> bool:
     return inspect_beside(path) is not None or inspect_cache_file(path).kind is CacheFileKind.CACHE_FILE
 
 
-def read_key(path: Path | None) -> MacKey | None:
-    """The key of `--key`.
+def write_beside(option: str, path: Path, content: bytes) -> None:
+    """Write a file that an option asks for, beside the work."""
+    try:
+        write_document(path, content)
+    except SaveError as error:
+        raise OutputError(f"{option} {path}: cannot be written: {error.reason}") from error
 
-    Raises:
-        UsageError: It cannot be read, is too short or too long, or others may read it.
-    """
+
+def read_key(path: Path | None) -> MacKey | None:
+    """The key of `--key`."""
     if path is None:
         return None
-    from orchestrator.stores.files.atomic_file import MacKey, ReadError
-
     try:
         return MacKey.read(path)
     except (ReadError, ValueError) as error:
@@ -247,44 +203,40 @@ def _words_shown() -> Iterator[None]:
             show_words(words.read())
 
 
-def _is_program() -> bool:
-    name, *arguments = sys.argv
-    package = Path(__file__).parents[1]
-    is_ours = Path(name).name == _PROGRAM or Path(name) == package / "__main__.py"
-    return is_ours and sys.orig_argv[len(sys.orig_argv) - len(arguments) :] == arguments
-
-
-def restart_for(selector: str) -> None:
-    """Start this program again if its process cannot open a device; nothing must be open or printed yet."""
+def run_again_for(selector: str) -> int | None:
+    """Run this command in a new interpreter, if this one cannot open a device; the exit code, else None."""
     from orchestrator.devices.families import require_family
     from orchestrator.devices.selectors import needed_at_start
 
-    if _is_program() and (at_start := needed_at_start(selector)):
-        require_family(selector)  # the drm-shim ends a program that it starts with at a GPU that it lacks
-        os.dup2(sys.stdout.fileno(), 1)  # with --json it is apart from what libraries print
-        with suppress(OSError):
-            # The same program again.
-            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | at_start)  # noqa: S606
+    at_start = needed_at_start(selector)
+    if not at_start:
+        return None
+    require_family(selector)  # the drm-shim ends a program that it starts with at a GPU that it lacks
+    with subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", *display.command],
+        env=os.environ | at_start,
+        stdout=sys.stdout.fileno(),
+        close_fds=False,
+    ) as again:
+        while True:
+            try:
+                code = again.wait()
+            except KeyboardInterrupt:
+                again.send_signal(signal.SIGINT)
+            else:
+                return code if code >= 0 else 128 - code
 
 
 @contextmanager
 def opened_device(selector: str) -> Iterator[Device]:
     """A device for the block; the environment of this process is set for it.
 
-    It is opened in a child before, so that a driver that ends its process is an error that names it.
-
-    Args:
-        selector: Which, as `open_device` takes it.
-
-    Raises:
-        NoDeviceError: Nothing answers to the selector.
-        DeviceError: It cannot be opened.
+    A child opens it first, so that a driver that ends its process is an error that names it.
     """
     from orchestrator.devices.listing import list_one
     from orchestrator.devices.opening import open_device, own_process
 
     list_one(selector)
-    restart_for(selector)
     own_process(selector)
     with _words_shown():
         device = open_device(selector)
@@ -295,48 +247,25 @@ def opened_device(selector: str) -> Iterator[Device]:
 
 
 def open_set(names: Sequence[str]) -> PipelineSet:
-    """Open a set; the caller closes it.
-
-    Args:
-        names: Paths of archives, or the word ``sample`` for the set that ships with the package; or one path
-            of a manifest.
-
-    Raises:
-        UsageError: A manifest stands beside something else, or the package came without its sample.
-        ArchiveError: An archive cannot be read as a whole.
-        ManifestError: The manifest cannot be understood.
-    """
+    """Open a set, which the caller closes: archives, or one manifest; ``sample`` is ours."""
     from orchestrator.sets.opening import open_paths
 
     return open_paths(archive_paths(names))
 
 
 def damage_to_measure(names: Sequence[str]) -> str:
-    """What to say of a set that is measured, where its archives are damaged: cut off, or overwritten; or "".
-
-    Raises:
-        UsageError: There are no pipelines.
-        ArchiveError: As `open_set`, and what else it raises.
-    """
+    """What to say of a set that is measured, where its archives are damaged, or "" where they are not."""
     with open_set(names) as opened:
         if not len(opened):
             raise UsageError(f"{opened.name}: holds no pipelines", NO_PIPELINES)
-        places = len(opened.damage)
-        if not places:
+        if not opened.damage:
             return ""
-        return (
-            f"damaged: {places} {'place' if places == 1 else 'places'} of {opened.name} cannot be read, and "
-            "the rest is measured; `orchestrator list` shows what was lost"
-        )
+        lost = f"{plural(len(opened.damage), 'place')} of {opened.name} cannot be read"
+        return f"damaged: {lost}, and the rest is measured; `orchestrator list` shows what was lost"
 
 
 def archive_paths(names: Sequence[str]) -> list[str]:
-    """Paths of a set's archives, or of one manifest.
-
-    Raises:
-        UsageError: As `open_set`.
-        ArchiveError: One is a pipe, or something else that is no regular file.
-    """
+    """Paths of a set's archives, or of one manifest."""
     manifests = [name for name in names if name.lower().endswith(".toml")]
     if manifests and len(names) > 1:
         raise UsageError(
@@ -347,28 +276,16 @@ def archive_paths(names: Sequence[str]) -> list[str]:
 
 
 def set_paths(names: Sequence[str]) -> tuple[str, ...]:
-    """The files of a set, absolute, for a process that opens it by its paths.
-
-    Raises:
-        UsageError: As `archive_paths`, which raises ArchiveError too.
-    """
+    """`archive_paths`, absolute, for a process that opens the set by its paths."""
     return tuple(str(Path(path).absolute()) for path in archive_paths(names))
 
 
 def _archive(name: str) -> str:
-    if name != SAMPLE:
-        return _for_all_processes(name)
-    from orchestrator.sets.sample import sample_path
-
-    try:
-        return str(sample_path())
-    except FileNotFoundError as error:
-        raise UsageError(f"the sample set is not there: {error}") from error
-
-
-def _for_all_processes(name: str) -> str:
-    from orchestrator.sets.inputs import irregular
-
+    if name == SAMPLE:
+        try:
+            return str(sample_path())
+        except FileNotFoundError as error:
+            raise UsageError(f"the sample set is not there: {error}") from error
     with suppress(OSError, ValueError):  # whoever opens it says why it cannot be
         # Not left to the child that opens it: its /dev/fd is another one.
         if kind := irregular(Path(name).stat().st_mode):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from orchestrator.children.starting import start_service
-from orchestrator.malloc import compiling_environment
+from orchestrator.process import compiling_environment
 
 SERVICE = "compile"
 

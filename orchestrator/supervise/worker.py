@@ -27,8 +27,7 @@ from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.opening import load_driver, open_for_child
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import OrchestratorError
-from orchestrator.malloc import keep_freed_memory
-from orchestrator.process import StageClock
+from orchestrator.process import StageClock, keep_freed_memory
 from orchestrator.run.compile import compile_set
 from orchestrator.run.first_error import first_error
 from orchestrator.run.keeping import RecordedCosts

@@ -162,27 +162,6 @@ def test_a_second_run_finds_everything_in_the_pack(call: Call, small_set: Path, 
     assert path_in(tmp_path / "two").read_bytes() == path_in(out).read_bytes()
 
 
-def test_whoever_compiles_into_a_pack_is_told_that_it_is_not_valid_any_more(
-    call: Call, small_set: Path, tmp_path: Path
-) -> None:
-    out, words = tmp_path / "pack", "is a pack whose files are not what its manifest says"
-    options = ("-d", "simulated", "--json")
-    call("compile", small_set, *options, "--out", out, "--shard", "1/2")
-    # What finds everything changes nothing.
-    found = call("compile", small_set, *options, "--cache-dir", out, "--shard", "1/2").document
-    assert found["outcomes"]["compiled"] == 0
-    assert not any(words in each for each in found["notes"])
-    changed = call("compile", small_set, *options, "--cache-dir", out).document
-    assert sum(words in each for each in changed["notes"]) == 1
-    assert call("verify", out).code == ExitCode.BAD_INPUT
-    mended = call("compile", small_set, *options, "--out", out).document
-    assert not any(words in each for each in mended["targets"][0]["report"]["notes"])
-    assert call("verify", out).code == ExitCode.OK
-    arguments = ("compile", "sample", *options, "-d", "not there", "--cache-dir", out)
-    several = [each["report"] for each in call(*arguments).document["targets"]]
-    assert [[words in "".join(each["notes"])] for each in several if each] == [[True]]
-
-
 def test_a_run_that_is_killed_leaves_a_pack_of_what_was_finished(
     call: Call, small_set: Path, tmp_path: Path
 ) -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.errors import ExitCode
-from tests.cli.conftest import run_program
+from tests.cli.conftest import Call
 from tests.drivers import driver_manifest, require_tool
 
 Driver = Callable[[str], Path]
-UNSET = ("VK_ICD_FILENAMES", "RADV_FORCE_FAMILY")
 
 
 def build_library(folder: Path, code: str) -> Path:
@@ -25,8 +24,10 @@ def build_library(folder: Path, code: str) -> Path:
 
 
 @pytest.fixture
-def driver(tmp_path: Path) -> Driver:
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
     """Makes the manifest of a driver that does something as soon as it is asked."""
+    for name in ("VK_ICD_FILENAMES", "RADV_FORCE_FAMILY"):
+        monkeypatch.delenv(name, raising=False)
 
     def made(does: str) -> Path:
         library = build_library(
@@ -46,11 +47,11 @@ def driver(tmp_path: Path) -> Driver:
 # Not exit(0): loaders lock what they destroy then.
 @pytest.mark.parametrize(("does", "how"), [("_exit(0)", "exit code 0"), ("abort()", "signal 6")])
 def test_a_driver_that_ends_its_process_is_named_and_others_are_listed(
-    driver: Driver, does: str, how: str
+    call: Call, monkeypatch: pytest.MonkeyPatch, driver: Driver, does: str, how: str
 ) -> None:
     other, dead = driver_manifest("lavapipe"), driver(does)
-    environment = {"VK_DRIVER_FILES": f"{dead}:{other}"}
-    done = run_program("devices", "--json", environment=environment, unset=UNSET)
+    monkeypatch.setenv("VK_DRIVER_FILES", f"{dead}:{other}")
+    done = call("devices", "--json")
     assert done.code == ExitCode.NO_DEVICE
     (device,) = done.document["devices"]
     assert "llvmpipe" in device["device_name"]
@@ -95,7 +96,9 @@ def test_a_driver_that_lists_no_devices_hides_no_others(tmp_path: Path, kind: st
 
 
 @pytest.mark.parametrize("verb", ["devices", "inspect", "export", "merge", "doctor"])
-def test_verbs_that_open_a_device_tell_which_driver_ended(driver: Driver, tmp_path: Path, verb: str) -> None:
+def test_verbs_that_open_a_device_tell_which_driver_ended(
+    call: Call, monkeypatch: pytest.MonkeyPatch, driver: Driver, tmp_path: Path, verb: str
+) -> None:
     dead = driver("_exit(0)")
     file = tmp_path / "file"
     file.write_bytes(b"")
@@ -104,32 +107,33 @@ def test_verbs_that_open_a_device_tell_which_driver_ended(driver: Driver, tmp_pa
         "export": (file, "-o", tmp_path / "out"),
         "merge": (file, "-o", tmp_path / "out"),
     }
-    environment = {"VK_DRIVER_FILES": str(dead)}
-    done = run_program(
-        verb, *arguments.get(verb, ()), "--device", "0", "--json", environment=environment, unset=UNSET
-    )
+    monkeypatch.setenv("VK_DRIVER_FILES", str(dead))
+    done = call(verb, *arguments.get(verb, ()), "--device", "0", "--json")
     assert done.code == ExitCode.NO_DEVICE, done.err
     told = done.out
     assert f"opening '0': the driver {dead} ended its process with exit code 0" in told
 
 
-def test_all_drivers_may_end_their_process(driver: Driver) -> None:
+def test_all_drivers_may_end_their_process(
+    call: Call, monkeypatch: pytest.MonkeyPatch, driver: Driver
+) -> None:
     dead = driver("abort()")
-    done = run_program("devices", environment={"VK_DRIVER_FILES": str(dead)}, unset=UNSET)
+    monkeypatch.setenv("VK_DRIVER_FILES", str(dead))
+    done = call("devices")
     assert done.code == ExitCode.NO_DEVICE
     assert done.out == ""
     assert f"dead driver  {dead}: it ended its process with signal 6" in done.err
     assert "update or remove the driver" in done.err
-    doctor = run_program("doctor", "--json", environment={"VK_DRIVER_FILES": str(dead)}, unset=UNSET)
+    doctor = call("doctor", "--json")
     assert doctor.code == ExitCode.NO_DEVICE
     assert any(each["subject"] == f"driver {dead}" for each in doctor.document["findings"])
 
 
-def test_drivers_that_the_loader_ignores_are_not_tried_alone(driver: Driver) -> None:
+def test_drivers_that_the_loader_ignores_are_not_tried_alone(
+    call: Call, monkeypatch: pytest.MonkeyPatch, driver: Driver
+) -> None:
     """Where VK_DRIVER_FILES names drivers, the loader ignores VK_ADD_DRIVER_FILES."""
-    environment = {
-        "VK_DRIVER_FILES": str(driver("abort()")),
-        "VK_ADD_DRIVER_FILES": str(driver_manifest("lavapipe")),
-    }
-    done = run_program("devices", "--json", environment=environment, unset=UNSET)
+    monkeypatch.setenv("VK_DRIVER_FILES", str(driver("abort()")))
+    monkeypatch.setenv("VK_ADD_DRIVER_FILES", str(driver_manifest("lavapipe")))
+    done = call("devices", "--json")
     assert (done.document["devices"], done.document["driver_files"]) == ([], "")

@@ -8,15 +8,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
-from orchestrator.cli import compiling
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores.cache_file import cache_path
-from tests.cli.conftest import Call, run_program
+from orchestrator.supervise import supervisor
+from tests.cli.conftest import Call
 
 _INPUTS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
     "list": lambda path: ("list", path),
@@ -46,25 +46,22 @@ def test_no_verb_waits_for_a_pipe_or_reads_a_device(call: Call, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("verb", ["list", "compile", "compile several"])
-def test_a_pipe_of_the_shell_is_refused_with_what_to_do(small_set: Path, tmp_path: Path, verb: str) -> None:
+def test_a_pipe_of_the_shell_is_refused_with_what_to_do(call: Call, small_set: Path, verb: str) -> None:
     """As `<(cat SET)`: children have no such descriptor, so this process says what it is."""
     devices = {"list": (), "compile": ("-d", "simulated"), "compile several": ("-d", "0", "-d", "1")}[verb]
     reading, writing = os.pipe()
     os.write(writing, small_set.read_bytes()[:1000])
     os.close(writing)
-    words = (verb.split()[0], f"/dev/fd/{reading}", *devices, "--json")
-    done = run_program(*words, pass_fds=(reading,))
+    done = call(verb.split()[0], f"/dev/fd/{reading}", *devices, "--json")
     os.close(reading)
     assert done.code == ExitCode.BAD_INPUT
     assert "no regular file: it is a pipe" in done.err
-    assert "write what it gives to a file" in done.document["error"]["next_step"]
+    assert "write its data to a file" in done.document["error"]["next_step"]
 
 
-def test_a_file_on_a_descriptor_is_a_set_like_any_other(small_set: Path, tmp_path: Path) -> None:
+def test_a_file_on_a_descriptor_is_a_set_like_any_other(call: Call, small_set: Path, tmp_path: Path) -> None:
     with small_set.open("rb") as opened:
-        path = f"/dev/fd/{opened.fileno()}"
-        words = ("compile", path, "-d", "simulated", "--cache-dir", tmp_path, "--json")
-        done = run_program(*words, pass_fds=(opened.fileno(),))
+        done = call("compile", f"/dev/fd/{opened.fileno()}", "-d", "simulated", "--cache-dir", tmp_path)
     assert done.code == ExitCode.OK
 
 
@@ -118,15 +115,13 @@ def test_a_driver_log_on_a_full_disk_costs_nothing_but_itself(
 ) -> None:
     log = tmp_path / "log"
 
-    def full(
-        server: object, paths: object, options: object, directory: Path, company: object, file: BinaryIO
-    ) -> Any:
-        file.write(b"what a driver prints")  # and the disk takes none of it
-        os.dup2(os.open("/dev/full", os.O_WRONLY), file.fileno())
-        return compiled(server, paths, options, directory, company, file)
+    async def full(*given: Any, **named: Any) -> Any:
+        named["log"].write(b"what a driver prints")  # and the disk takes none of it
+        os.dup2(os.open("/dev/full", os.O_WRONLY), named["log"].fileno())
+        return await compiled(*given, **named)
 
-    compiled: Any = compiling._compile_supervised
-    monkeypatch.setattr(compiling, "_compile_supervised", full)
+    compiled: Any = supervisor.compile_supervised
+    monkeypatch.setattr(supervisor, "compile_supervised", full)
     words = ("-d", "simulated", "--cache-dir", tmp_path / "cache", "--driver-log", log, *json)
     done = call("compile", small_set, *words)
     assert done.code == ExitCode.BAD_INPUT

@@ -26,16 +26,11 @@ def test_the_sample(call: Call) -> None:
         assert document["set"]["files"] == [
             {"path": str(sample_path()), "bytes": archive.size, "records": len(archive)}
         ]
+        assert 0 < sum(each.get("stored_bytes", 0) for each in document["records"].values()) < archive.size
     assert document["set"]["unique"] == sum(document["set"]["pipelines"].values())
     assert document["damage"] == []
     assert document["verified"] is True
     assert document["unusable_records"] == 0
-
-
-def test_stored_bytes_sum_to_less_than_the_file(call: Call) -> None:
-    document = call("list", "sample", "--json").document
-    stored = sum(each.get("stored_bytes", 0) for each in document["records"].values())
-    assert 0 < stored < sample_path().stat().st_size
 
 
 def test_pipelines_by_key(call: Call, small_set: Path) -> None:
@@ -110,15 +105,6 @@ def test_without_verification_only_headers_are_read(call: Call, damaged_set: tup
     assert "payloads were not read" in call("list", damaged_set[0], "--no-verify").out
 
 
-def test_a_truncated_archive_shows_what_is_left(call: Call, small_set: Path) -> None:
-    whole = call("list", small_set, "--json").document["set"]["unique"]
-    content = small_set.read_bytes()
-    small_set.write_bytes(content[: len(content) * 2 // 3])
-    document = call("list", small_set, "--json").document
-    assert document["damage"]
-    assert 0 <= document["set"]["unique"] < whole
-
-
 def test_a_key_that_is_not_of_the_rules_of_today_is_not_checked(call: Call, tmp_path: Path) -> None:
     path, key = tmp_path / "renamed.foz", 0x0123456789ABCDEF
     with Archive.open(sample_path()) as archive, ArchiveWriter(path) as writer:
@@ -150,35 +136,29 @@ def test_a_manifest_stands_alone(call: Call) -> None:
     assert "orchestrator pack" in done.err
 
 
-@pytest.mark.parametrize("verb", ["list", "verify"])
-def test_a_set_that_takes_long_says_how_far_it_is(
-    verb: str, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert call(verb, sample_path()).err == ""
+def test_a_set_that_takes_long_says_how_far_it_is(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_SILENT_S", 0.0)
     total = sum(each["count"] for each in call("list", "sample", "--json").document["records"].values())
-    assert f"1 of {total}: reading" in call(verb, sample_path()).err
-    assert call(verb, sample_path(), "--json").err == ""
-    assert call(verb, sample_path(), "--no-progress").err == ""
+    assert f"1 of {total}: reading" in call("list", sample_path()).err
+    assert f"1 of {total}: reading" in call("verify", sample_path()).err
+    assert call("list", sample_path(), "--no-progress").err == ""
 
 
 _INTERRUPTED_WHILE_READING = """
 import os, signal, sys
 from orchestrator.cli import main
 from orchestrator.sets.archive import record_proof
-number = getattr(signal, sys.argv.pop())
 refusal = record_proof.RecordProof._key_of
 def interrupt(*arguments):
-    os.kill(os.getpid(), number)
+    os.kill(os.getpid(), signal.SIGTERM)
     return refusal(*arguments)
 record_proof.RecordProof._key_of = interrupt
 sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_ends_the_reading_with_a_document(name: str, tmp_path: Path) -> None:
-    done = run_python("-c", _INTERRUPTED_WHILE_READING, "list", "sample", "--json", name)
+def test_a_signal_ends_the_reading_with_a_document() -> None:
+    done = run_python("-c", _INTERRUPTED_WHILE_READING, "list", "sample", "--json")
     assert done.code == ExitCode.INTERRUPTED
     assert done.document["error"]["kind"] == "interrupted"
     assert "Traceback" not in done.err

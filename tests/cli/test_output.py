@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.cli.console import PIPE_WIDTH
 from orchestrator.cli.output import Output, console_on, styled, table, write_json
-from tests.cli.conftest import DISPLAY_VARIABLES, Terminal, terminal_as
+from tests.cli.conftest import DISPLAY_VARIABLES, Terminal
 
 
 @pytest.fixture(autouse=True)
@@ -72,27 +72,6 @@ def test_words_of_strangers_are_no_control_codes_in_a_document(
 def test_long_lines_of_a_pipe_are_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
     Output(json=False).line("word " * 100 + "end")
     assert capsys.readouterr().out.count("\n") == 1
-
-
-def test_long_lines_of_a_terminal_are_folded_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = terminal_as(monkeypatch, "stdout", 40)
-    shown = Output(json=False)
-    path = "/" + "x" * 60
-    shown.facts([("cache file", path), ("note", "words that " * 6)])
-    lines = stream.getvalue().splitlines()
-    assert lines[0] == f"cache file  {path}"
-    assert len(lines) > 2
-    assert all(line.startswith(" " * 12) and len(line) <= 40 for line in lines[2:])
-
-
-@pytest.mark.parametrize("columns", range(20, 60))
-def test_a_number_keeps_its_unit(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    stream = terminal_as(monkeypatch, "stdout", columns)
-    numbers = ("189.1 ms", "180 µs", "2.26 s", "4 min", "05 s", "1,234.5 KiB", "0 B")
-    Output(json=False).line("process: " + " and ".join(numbers) + " for all of it")
-    lines = stream.getvalue().splitlines()
-    assert all(any(number in line for line in lines) for number in numbers)
-    assert all(len(line) <= columns for line in lines)
 
 
 class Version(msgspec.Struct):

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.cli.control import ProgressLines
+from orchestrator.cli.compile_view import CompileView
 from orchestrator.cli.output import Output
-from orchestrator.cli.progress import PlainView, progress_view
-from orchestrator.cli.progress_bar import LiveView, counts_text, slow_text, speed_text
-from orchestrator.cli.targets_view import TargetsView
+from orchestrator.cli.progress import PlainView, counts_text, progress_view, slow_text, speed_text
+from orchestrator.cli.progress_bar import LiveView
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import NoDeviceError
 from orchestrator.run.records import Hash, Progress, SlowInFlight
@@ -32,7 +31,7 @@ def progress(**changes: object) -> Progress:
 
 
 def test_counts() -> None:
-    assert counts_text(progress()).plain == "400 compiled · 90 cache hits · 9 skipped · 1 failed"
+    assert counts_text(progress()) == "400 compiled · 90 cache hits · 9 skipped · 1 failed"
 
 
 @pytest.mark.parametrize(
@@ -138,7 +137,7 @@ def test_what_shows_the_report_is_loaded_ahead(json: bool) -> None:
 
 def test_several_targets_are_shown_as_one(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     plain = PlainView(Output(json=False))
-    view = TargetsView(plain, ProgressLines(None), 3, says_ends=True)
+    view = CompileView(plain, None, 3, says_ends=True)
     view.begins("radv:navi21", 2)
     view.begins("radv:navi31", 2)
     view.stage("radv:navi31", "compiling")
@@ -154,7 +153,7 @@ def test_several_targets_are_shown_as_one(capsys: pytest.CaptureFixture[str], cl
         "1 of 3 targets ended, now radv:navi21",
         "1 of 3 targets ended, now radv:navi21, nvidia",
     ]
-    quiet = TargetsView(plain, ProgressLines(None), 3, says_ends=False)
+    quiet = CompileView(plain, None, 3)
     quiet.begins("nvidia", 2)
     capsys.readouterr()
     quiet.ends(TargetResult("nvidia"))

@@ -7,12 +7,16 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.cli import control
-from orchestrator.cli.control import ProgressLines
+from orchestrator.cli.compile_view import CompileView
+from orchestrator.cli.control import EventWriter
 from orchestrator.cli.errors import ExitCode, UsageError
+from orchestrator.cli.output import Output
+from orchestrator.cli.progress import PlainView
 from orchestrator.devices.image import PipelineKind
 from orchestrator.run.records import Hash, Progress, SlowInFlight
 from tests.cli.conftest import Call
@@ -26,6 +30,12 @@ PROGRESS = Progress(
     eta_s=4.5,
     slowest=SlowInFlight(Hash(255), PipelineKind.COMPUTE, 2, 1.5),
 )
+
+FIELDS = {
+    **dict.fromkeys(("total", "done", "compiled", "hits", "skipped", "failed", "in_flight"), 1),
+    **dict.fromkeys(("elapsed_s", "rate", "eta_s"), 1.0),
+    "slowest": PROGRESS.slowest,
+}
 
 
 def events(path: Path) -> list[dict[str, object]]:
@@ -63,14 +73,14 @@ def test_a_compile_tells_its_parent_what_it_does(call: Call, small_set: Path, tm
 def test_a_parent_is_told_that_a_signal_stops_a_compile(
     call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    write = ProgressLines.stage
+    write = EventWriter.tell
 
-    def interrupt(self: ProgressLines, target: str, name: str) -> None:
-        if name == "reading the set":
+    def interrupt(self: EventWriter, event: str, **fields: Any) -> None:
+        if event == "stage" and fields["name"] == "reading the set":
             signal.raise_signal(signal.SIGTERM)
-        write(self, target, name)
+        write(self, event, **fields)
 
-    monkeypatch.setattr(ProgressLines, "stage", interrupt)
+    monkeypatch.setattr(EventWriter, "tell", interrupt)
     path = tmp_path / "progress"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
     call(
@@ -84,7 +94,8 @@ def test_a_parent_is_told_that_a_signal_stops_a_compile(
 def test_fields_of_progress(tmp_path: Path) -> None:
     path = tmp_path / "progress"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
-    ProgressLines(descriptor).progress("radv", PROGRESS, PROGRESS)
+    view = CompileView(PlainView(Output(json=True)), EventWriter(descriptor), 2)
+    view.progress("radv", PROGRESS, PROGRESS)
     os.close(descriptor)
     one, overall = events(path)
     assert one.pop("target") == "radv"
@@ -97,14 +108,14 @@ def test_fields_of_progress(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["json", "jsonl:", "jsonl:x", "jsonl:-1", "csv:3", "jsonl:3:4"])
 def test_what_is_not_understood_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="jsonl or jsonl:FD is expected"):
-        ProgressLines.of_option(text)
+        EventWriter.of_option(text)
 
 
 def test_a_descriptor_that_is_not_open_for_writing_is_refused(call: Call, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="descriptor 1000000 is not open"):
-        ProgressLines.of_option("jsonl:1000000")
+        EventWriter.of_option("jsonl:1000000")
     with pytest.raises(UsageError, match="is not open"):
-        ProgressLines.of_option("jsonl:99999999999999999999")
+        EventWriter.of_option("jsonl:99999999999999999999")
     (tmp_path / "file").write_text("")
     reading = os.open(tmp_path / "file", os.O_RDONLY)
     done = call("compile", "sample", "-d", "simulated", "--progress", f"jsonl:{reading}")
@@ -116,9 +127,9 @@ def test_a_descriptor_that_is_not_open_for_writing_is_refused(call: Call, tmp_pa
 
 def test_a_slow_reader_loses_progress_and_nothing_else() -> None:
     reader, writer = os.pipe()
-    lines = ProgressLines(writer)
+    lines = EventWriter(writer)
     for _ in range(2000):  # more than the pipe holds, which nobody reads yet
-        lines.progress("radv", PROGRESS)
+        lines.tell("progress", droppable=True, target="radv", **FIELDS)
     came: list[bytes] = []
 
     def read() -> None:
@@ -127,7 +138,7 @@ def test_a_slow_reader_loses_progress_and_nothing_else() -> None:
 
     thread = threading.Thread(target=read)
     thread.start()
-    lines.end(0)
+    lines.tell("end", exit_code=0)
     os.close(writer)
     thread.join()
     os.close(reader)
@@ -147,16 +158,16 @@ def test_a_reader_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(control, "_writable", writable)
     reader, writer = os.pipe()
-    lines = ProgressLines(writer)
-    lines.progress("radv", PROGRESS)
+    lines = EventWriter(writer)
+    lines.tell("progress", droppable=True, target="radv", **FIELDS)
     assert waits == [0.0]
     for _ in range(3):
-        lines.stage("radv", "compiling")
+        lines.tell("stage", target="radv", name="compiling")
     assert waits == [0.0, 5.0, 0.0, 0.0]
     reads = True
-    lines.stage("radv", "read")
+    lines.tell("stage", target="radv", name="read")
     reads = False
-    lines.end(0)
+    lines.tell("end", exit_code=0)
     assert waits[4:] == [0.0, 5.0]
     os.close(writer)
     with os.fdopen(reader) as came:
@@ -165,20 +176,11 @@ def test_a_reader_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_reader_that_is_gone_ends_nothing() -> None:
     reader, writer = os.pipe()
-    lines = ProgressLines(writer)
-    lines.stage("radv", "compiling")
+    lines = EventWriter(writer)
+    lines.tell("stage", target="radv", name="compiling")
     os.close(reader)
-    lines.stage("radv", "compiling")
-    lines.progress("radv", PROGRESS)
-    lines.end(0)
+    lines.tell("stage", target="radv", name="compiling")
+    lines.tell("progress", droppable=True, target="radv", **FIELDS)
+    lines.tell("end", exit_code=0)
     assert os.fstat(writer), "it is its owner's to close"
     os.close(writer)
-
-
-def test_without_the_option_nothing_is_written(capfd: pytest.CaptureFixture[str]) -> None:
-    lines = ProgressLines.of_option("")
-    lines.start(("radv",), 3)
-    lines.progress("radv", PROGRESS)
-    lines.ends("radv", None, "")
-    lines.end(0)
-    assert capfd.readouterr() == ("", "")

@@ -1,0 +1,123 @@
+"""How the targets of a compile fare: for a person on one view, and for a program as events."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, field
+
+from orchestrator.cli.output import seconds_text
+from orchestrator.run.records import CompileReport, Hash, OutcomeStatus, Progress
+
+if TYPE_CHECKING:
+    from orchestrator.cli.control import EventWriter
+    from orchestrator.cli.progress import ProgressView
+    from orchestrator.run.steering import Settlement
+    from orchestrator.supervise.targets import TargetResult
+
+
+@define
+class CompileView:
+    """Tells how targets fare; a `TargetListener`.
+
+    Attributes:
+        targets: How many there are, if they are told apart: else there is one, and its stages are shown.
+        says_ends: Whether a person is told what became of each.
+    """
+
+    view: ProgressView
+    events: EventWriter | None
+    targets: int | None = None
+    says_ends: bool = False
+    _running: dict[str, float] = field(factory=dict)
+    _over: int = 0
+
+    def begins(self, selector: str, workers: int) -> None:
+        """Show what is compiled now."""
+        self._running[selector] = time.monotonic()
+        self._tell("target", target=selector, workers=workers)
+        self._show()
+
+    def stage(self, selector: str, name: str) -> None:
+        """Show it, if there is one target: several targets' stages at a time tell a person nothing."""
+        self._tell("stage", target=selector, name=name)
+        if self.targets is None:
+            self.view.stage(name)
+
+    def progress(self, selector: str, progress: Progress, overall: Progress | None = None) -> None:
+        """Show how far all are."""
+        self._tell("progress", droppable=True, target=selector, **_fields(progress))
+        if overall is not None:
+            self._tell("progress", droppable=True, target=None, **_fields(overall))
+        self.view.progress(overall or progress)
+
+    def settled(self, selector: str, settlement: Settlement) -> None:
+        """Pipelines came to their end: a person is told how many, by `progress`."""
+        lists = {
+            name: tuple(map(Hash, getattr(settlement, name))) for name in ("compiled", "hits", "cancelled")
+        }
+        if any(lists.values()):
+            self._tell("settled", target=selector, **lists)
+        for status, reasons in (
+            (OutcomeStatus.SKIPPED, settlement.skipped),
+            (OutcomeStatus.FAILED, settlement.failed),
+        ):
+            for key, reason in reasons.items():
+                self._tell("failed", target=selector, key=Hash(key), status=status, reason=reason)
+
+    def saved(self, selector: str, path: Path, size: int) -> None:
+        """A cache file was saved: the report says it to a person."""
+        self._tell("saved", target=selector, path=str(path), size=size)
+
+    def say(self, text: str) -> None:
+        """A message that stays."""
+        self.view.say(text)
+        self._tell("message", text=text)
+
+    def ends(self, result: TargetResult) -> None:
+        """Say what became of a target."""
+        took = seconds_text(time.monotonic() - self._running.pop(result.selector))
+        self._over += 1
+        said, problem = "stopped", "" if result.error is None else str(result.error)
+        if result.report is not None:
+            counts = result.report.outcomes
+            said = (
+                f"{counts.compiled:,} compiled, {counts.cache_hits:,} cache hits, {counts.skipped:,} "
+                f"skipped, {counts.failed:,} failed"
+            )
+            problem = result.report.cache_file.error or ""
+        if self.says_ends:
+            self.view.say(f"{result.selector}: {problem or said} ({took})")
+        self.is_done(result.selector, result.report, problem)
+        self._show()
+
+    def is_done(self, selector: str, report: CompileReport | None, problem: str) -> None:
+        """A target has ended."""
+        counts = None if report is None else report.counts()
+        self._tell(
+            "done",
+            target=selector,
+            outcomes=None if counts is None else {each.value: counts[each] for each in OutcomeStatus},
+            stopped=report is not None and report.stopped,
+            problem=problem or None,
+        )
+
+    def _show(self) -> None:
+        now = f", now {', '.join(self._running)}" if self._running else ""
+        self.view.stage(f"{self._over} of {self.targets} targets ended{now}")
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        if self.events is not None:
+            self.events.tell(event, **fields)
+
+
+_PROGRESS = (
+    *("total", "done", "compiled", "hits", "skipped", "failed", "in_flight", "elapsed_s", "rate", "eta_s"),
+    "slowest",
+)
+
+
+def _fields(progress: Progress) -> dict[str, Any]:
+    return {name: getattr(progress, name) for name in _PROGRESS}
