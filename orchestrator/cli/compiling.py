@@ -3,19 +3,19 @@
 Guarantees: SIGINT, SIGTERM and SIGHUP end the job early and in order: no further batch is handed out, driver
 calls in flight are waited for, what was compiled is merged and saved, and the report is shown. A signal
 during the report changes nothing. A place that cannot be written is refused before anything is compiled.
+Assumptions: imported before the server is asked, so numpy and trio come later.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-import trio
 from attrs import evolve, frozen
 
 from orchestrator.cli.errors import ExitCode, UsageError, explain
@@ -32,7 +32,6 @@ from orchestrator.cli.values import (
     usable_directory,
     write_beside,
 )
-from orchestrator.devices import own_process
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.process import (
     StageClock,
@@ -42,11 +41,12 @@ from orchestrator.process import (
     process_clock,
 )
 from orchestrator.run.options import BARRIER, ROLLING, CompileOptions, TrialLimits
-from orchestrator.sets.opening import open_paths
-from orchestrator.sets.prepare import WHOLE, Subset
+from orchestrator.sets.subset import WHOLE, Subset
 from orchestrator.supervise.server import CompileServer, first_request
 
 if TYPE_CHECKING:
+    import trio
+
     from orchestrator.cli.compile import CompileArguments
     from orchestrator.cli.compile_view import CompileView
     from orchestrator.cli.control import CommandReader, EventWriter
@@ -71,6 +71,8 @@ class _Call:
 
     def begins(self, targets: Sequence[str], subset: Subset) -> int:
         """Tell a program beside this one what will be compiled; returns the pipelines of each target."""
+        from orchestrator.sets.opening import open_paths
+
         with open_paths(self.paths) as source:
             jobs = [subset.of(each.pipelines) for each in subset.groups_of(source)]
             count = sum(map(len, jobs))
@@ -85,6 +87,8 @@ class _Call:
 
     def run(self, job: Callable[[Steering], Awaitable[_T]], view: CompileView) -> _T:
         """Run a job that signals stop, and commands steer."""
+        import trio
+
         return trio.run(_until_signal, job, view.say, self.control)
 
 
@@ -117,40 +121,38 @@ def _only_device(arguments: CompileArguments) -> str | None:
     return None if several else given[0]
 
 
-def _check(arguments: CompileArguments, *, several: bool) -> None:
-    tries = arguments.spirv_val == "isolate"
-    of_one = {
-        "--trace": arguments.trace is not None,
-        "--pipeline-stats": arguments.pipeline_stats is not None,
-        "--driver-log": arguments.driver_log is not None,
-        "--in-process": arguments.in_process,
-    }
-    of_child = {
-        "--driver-log": arguments.driver_log is not None,
-        "--timeout": arguments.timeout not in ("auto", "off") and not tries,
-        "--memory": bool(arguments.memory) and not tries,
-    }
-    if several:
-        _refuse_given(of_one, "is for one device", "name one, without --out")
-    elif arguments.in_process:
-        _refuse_given(of_child, "is for a child process", "leave out --in-process")
-    if arguments.out is None and arguments.key is not None:
-        raise UsageError("--key signs packs", "name the pack's directory with --out")
-    if arguments.out is not None and arguments.mode == "none":
-        raise UsageError("--out: mode none keeps nothing, so there would be nothing in the pack")
-    if arguments.merge == "rolling" and arguments.mode in ("shared", "binaries", "none"):
-        raise UsageError(
-            f"--merge rolling: mode {arguments.mode} has no worker caches to merge",
+def _check(given: CompileArguments, *, several: bool) -> None:
+    alone = given.in_process and not several
+    limited = alone and given.spirv_val != "isolate"  # which tries modules in children
+    one, leave = "name one, without --out", "leave out --in-process"
+    rules = (
+        (several and given.trace, "--trace is for one device", one),
+        (several and given.pipeline_stats, "--pipeline-stats is for one device", one),
+        (several and given.driver_log, "--driver-log is for one device", one),
+        (several and given.in_process, "--in-process is for one device", one),
+        (alone and given.driver_log, "--driver-log is for a child process", leave),
+        (
+            limited and given.timeout not in ("auto", "off"),
+            "--timeout is for a child process",
+            leave,
+        ),
+        (limited and given.memory, "--memory is for a child process", leave),
+        (not given.out and given.key, "--key signs packs", "name the pack's directory with --out"),
+        (given.out and given.mode == "none", "--out: mode none keeps nothing that a pack could hold", ""),
+        (
+            given.merge == "rolling" and given.mode in ("shared", "binaries", "none"),
+            f"--merge rolling: mode {given.mode} has no worker caches to merge",
             "use --mode per-worker or two-level",
-        )
-    if arguments.identifiers and arguments.mode == "none":
-        raise UsageError("--identifiers: mode none has no cache, so they would find nothing", "leave one out")
-
-
-def _refuse_given(options: Mapping[str, bool], why: str, step: str) -> None:
-    for option, is_given in options.items():
-        if is_given:
-            raise UsageError(f"{option} {why}", step)
+        ),
+        (
+            given.identifiers and given.mode == "none",
+            "--identifiers: mode none has no cache, so they would find nothing",
+            "leave one out",
+        ),
+    )
+    for wrong, message, step in rules:
+        if wrong:
+            raise UsageError(message, step)
 
 
 def _options(arguments: CompileArguments, selector: str) -> CompileOptions:
@@ -238,6 +240,8 @@ def _one_report(
     with ExitStack() as held:
         server = None
         if call.arguments.in_process:
+            from orchestrator.devices.opening import own_process
+
             keep_freed_memory()
             own_process(selector, driver_caches=options.driver_caches)
             clock.enter("read")
@@ -262,6 +266,7 @@ def _one_report(
             }
             if server is None:
                 from orchestrator.run.compile import compile_set
+                from orchestrator.sets.opening import open_paths
                 from orchestrator.supervise.trial import try_pipelines
 
                 stop = evolve(stop, try_pipelines=try_pipelines)
@@ -450,6 +455,8 @@ def _targets_exit_code(results: Sequence[TargetResult], *, allow_damaged: bool) 
 async def _until_signal(
     job: Callable[[Steering], Awaitable[_T]], say: Callable[[str], None], control: CommandReader | None
 ) -> _T:
+    import trio
+
     from orchestrator.run.first_error import first_error
     from orchestrator.run.steering import Steering
 
@@ -472,6 +479,8 @@ async def _until_signal(
 async def _watch_signals(
     stop: trio.Event, say: Callable[[str], None], *, task_status: trio.TaskStatus[None]
 ) -> None:
+    import trio
+
     with trio.open_signal_receiver(*ending_signals()) as signals:
         task_status.started()
         async for _ in signals:

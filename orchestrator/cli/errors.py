@@ -87,60 +87,49 @@ _SYSTEM_STEPS: Final = {
     errno.ENOMEM: "the system has no memory left: end other programs, or use fewer workers",
 }
 
-# By the name of the class, because some modules of theirs import numpy: kind, attributes for programs, and
-# what to do unless the error or its words say it.
-_KINDS: Final[dict[str, tuple[str, tuple[str, ...], str]]] = {
-    "OutputError": (
-        "output",
-        (),
-        "make room, or send the output elsewhere; what was compiled is saved as usual",
-    ),
-    "UsageError": ("usage", (), ""),
-    "ArchiveError": (
-        "archive",
-        ("path", "offset"),
-        "`orchestrator inspect FILE` says what a file is; a set is `.foz` archives, a manifest `.toml`, or "
-        "the word sample",
-    ),
-    "RecordError": (
-        "record",
-        ("tag", "key", "offset"),
-        "`orchestrator list SET` shows all that is damaged in a set",
-    ),
-    "ManifestError": ("manifest", (), "correct the entry that the message names"),
-    "UnknownPipelineError": ("usage", (), "`orchestrator list SET --pipelines` shows the keys of a set"),
-    "NoDeviceError": (
-        "no_device",
-        (),
-        "`orchestrator devices` lists the devices, `orchestrator doctor` says what is missing; `--device "
-        "simulated` needs no driver",
-    ),
-    "DriverError": (
-        "driver",
-        ("command", "result"),
-        "try another device (`orchestrator devices`); the driver's own log, and the loader's with "
-        "VK_LOADER_DEBUG=all, may say more",
-    ),
-    "DeviceError": ("device", (), "`orchestrator devices` shows what each offers"),
-    "PackError": ("pack", ("path",), ""),
-    "StoreError": (
-        "store",
-        ("path",),
-        "`orchestrator binaries verify` looks at all of it; --cache-dir says where it lies",
-    ),
-    "BinaryExportError": (
-        "store",
-        ("path",),
-        "`orchestrator binaries export` makes one; `inspect` says what this is",
-    ),
-    "SaveError": ("store", ("path",), f"name a place of your own ({_PLACES})"),
-    "ReadError": ("store", ("path",), "check the path, who owns it, and its mode (`ls -ld`)"),
-    "QuarantineError": (
-        "store",
-        ("path",),
-        "check who owns it, and its mode (`ls -ld`); --cache-dir names another directory",
-    ),
-    "OrchestratorError": ("other", (), ""),
+# What an error is for programs, by the name of its class, because some modules of theirs import numpy.
+KINDS: Final = {
+    "OutputError": "output",
+    "UsageError": "usage",
+    "UnknownPipelineError": "usage",
+    "ArchiveError": "archive",
+    "RecordError": "record",
+    "ManifestError": "manifest",
+    "NoDeviceError": "no_device",
+    "DriverError": "driver",
+    "DeviceError": "device",
+    "PackError": "pack",
+    "StoreError": "store",
+    "BinaryExportError": "store",
+    "SaveError": "store",
+    "ReadError": "store",
+    "QuarantineError": "store",
+    "OrchestratorError": "other",
+}
+_WHERE: Final = {
+    "archive": ("path", "offset"),
+    "record": ("tag", "key", "offset"),
+    "driver": ("command", "result"),
+    "pack": ("path",),
+    "store": ("path",),
+}
+_STEPS: Final = {
+    "OutputError": "make room, or send the output elsewhere; what was compiled is saved as usual",
+    "UnknownPipelineError": "`orchestrator list SET --pipelines` shows the keys of a set",
+    "ArchiveError": "`orchestrator inspect FILE` says what a file is; a set is `.foz` archives, a manifest "
+    "`.toml`, or the word sample",
+    "RecordError": "`orchestrator list SET` shows all that is damaged in a set",
+    "ManifestError": "correct the entry that the message names",
+    "NoDeviceError": "`orchestrator devices` lists the devices, `orchestrator doctor` says what is missing; "
+    "`--device simulated` needs no driver",
+    "DriverError": "try another device (`orchestrator devices`); the driver's own log, and the loader's with "
+    "VK_LOADER_DEBUG=all, may say more",
+    "DeviceError": "`orchestrator devices` shows what each offers",
+    "StoreError": "`orchestrator binaries verify` looks at all of it; --cache-dir says where it lies",
+    "BinaryExportError": "`orchestrator binaries export` makes one; `inspect` says what this is",
+    "SaveError": f"name a place of your own ({_PLACES})",
+    "ReadError": "check the path, who owns it, and its mode (`ls -ld`)",
+    "QuarantineError": "check who owns it, and its mode (`ls -ld`); --cache-dir names another directory",
 }
 _STEPS_BY_WORDS: Final = (
     ("archive", "cannot be opened", "check the path"),
@@ -163,19 +152,14 @@ _TEMPORARY: Final = "orchestrator-calibrate-", "orchestrator-keys-", "orchestrat
 def explain(error: OrchestratorError) -> Failure:
     """The message and exit code for an error."""
     message = path_text(str(error))  # it may name a path
-    kind, names, usual = next(
-        _KINDS[each.__name__] for each in type(error).__mro__ if each.__name__ in _KINDS
-    )
-    where = {name: _plain(name, getattr(error, name)) for name in names}
-    of_system = kind in ("archive", "store")
-    step = (
-        _temporary_step(where.get("path", ""))
-        or getattr(error, "next_step", "")
-        or next(
-            (step for code, step in _SYSTEM_STEPS.items() if of_system and os.strerror(code) in message), ""
-        )
-        or next((step for of, words, step in _STEPS_BY_WORDS if kind == of and words in message), usual)
-    )
+    name = next(each.__name__ for each in type(error).__mro__ if each.__name__ in KINDS)
+    kind = KINDS[name]
+    where = {each: _plain(each, getattr(error, each)) for each in _WHERE.get(kind, ())}
+    of_system = _SYSTEM_STEPS if kind in ("archive", "store") else {}
+    by_words = [step for code, step in of_system.items() if os.strerror(code) in message]
+    by_words += [step for of, words, step in _STEPS_BY_WORDS if kind == of and words in message]
+    own = _temporary_step(where.get("path", "")) or getattr(error, "next_step", "")
+    step = own or (by_words or [_STEPS.get(name, "")])[0]
     code = ExitCode.NO_DEVICE if kind in ("no_device", "driver", "device") else ExitCode.BAD_INPUT
     return Failure(kind, message, step, code, where)
 

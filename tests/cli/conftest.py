@@ -151,9 +151,8 @@ def compiled_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache directory of a compile of the small set on the simulated device, for copies."""
     folder = tmp_path_factory.mktemp("compiled")
     write_computing_set(folder / "small.foz")
-    options = ("-d", "simulated", "--cache-dir", folder / "cache")
-    done = run_program("compile", folder / "small.foz", *options)
-    assert done.code == 0, done.err
+    options = ("-d", "simulated", "--in-process", "-q", "--cache-dir", str(folder / "cache"))
+    assert main(["compile", str(folder / "small.foz"), *options]) == 0
     return folder / "cache"
 
 

@@ -53,7 +53,6 @@ def test_version(call: Call) -> None:
         ["bogus"],
         ["compile"],
         ["compile", "sample", "--mode", "fast"],
-        ["compile", "sample", "--workers", "0"],
         ["compile", "sample", "--workers", "many"],
         ["list", "sample", "--nope"],
         ["pack", "a.toml"],
@@ -124,8 +123,6 @@ sys.meta_path.insert(0, Finder())
 @pytest.mark.parametrize(
     "modules",
     [
-        ["orchestrator.cli.application"],
-        ["rich.text"],
         ["orchestrator.cli.devices"],
         ["orchestrator.cli.application", "rich.console", "rich.table"],
     ],

@@ -344,7 +344,7 @@ def test_every_target_says_what_went_wrong(call: Call, tmp_path: Path) -> None:
     [
         (["--key", "team.key"], "--key signs packs"),
         (["--key", "team.key", "-d", "0"], "--key signs packs"),
-        (["--out", "pack", "--mode", "none"], "nothing in the pack"),
+        (["--out", "pack", "--mode", "none"], "keeps nothing that a pack could hold"),
         (["--out", "pack", "--trace", "trace.json"], "--trace is for one device"),
         (["-d", "0", "--driver-log", "log"], "--driver-log is for one device"),
         (["--out", "pack", "--in-process"], "--in-process is for one device"),

@@ -4,14 +4,13 @@ import pytest
 
 from orchestrator.cli.compile_view import CompileView
 from orchestrator.cli.output import Output
-from orchestrator.cli.progress import PlainView, counts_text, progress_view, slow_text, speed_text
+from orchestrator.cli.progress import PlainView, progress_view, slow_text, speed_text
 from orchestrator.cli.progress_bar import LiveView
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import NoDeviceError
 from orchestrator.run.records import Hash, Progress, SlowInFlight
 from orchestrator.supervise.targets import TargetResult
 from tests.cli.conftest import terminal_as
-from tests.drivers import run_on_device
 
 
 def progress(**changes: object) -> Progress:
@@ -28,10 +27,6 @@ def progress(**changes: object) -> Progress:
         "eta_s": 6.0,
     }
     return Progress(**{**values, **changes})  # type: ignore[arg-type]
-
-
-def test_counts() -> None:
-    assert counts_text(progress()) == "400 compiled · 90 cache hits · 9 skipped · 1 failed"
 
 
 @pytest.mark.parametrize(
@@ -97,42 +92,6 @@ def test_stages_that_change_often_do_not_keep_the_line_away(
         clock[0] += 3
         view.progress(progress())
     assert capsys.readouterr().err.count("500 of 2,000: ") == 1
-
-
-def test_a_stage_that_goes_on_is_named_once(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
-    view = PlainView(Output(json=False))
-    for name in ("preparing", "preparing", "compiling", "preparing"):
-        view.stage(name)
-    assert capsys.readouterr().err.splitlines() == ["preparing", "compiling", "preparing"]
-
-
-def test_the_slowest_stands_in_the_line(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
-    view = PlainView(Output(json=False))
-    clock[0] += 6
-    view.progress(progress(slowest=SlowInFlight(Hash(255), PipelineKind.COMPUTE, 1, 30.0)))
-    assert capsys.readouterr().err.endswith(
-        "(250/s, 6.00 s to go); longest in the driver: compute 00000000000000ff, 30.00 s\n"
-    )
-
-
-LOADED = """
-import io
-import sys
-from orchestrator.cli.output import Output
-from orchestrator.cli.progress import PlainView
-
-def main(json):
-    sys.stderr = io.StringIO()
-    view = PlainView(Output(json=json))
-    view.stage("preparing \\x1b")
-    return "rich" in sys.modules, sys.stderr.getvalue()
-"""
-
-
-@pytest.mark.parametrize("json", [False, True])
-def test_what_shows_the_report_is_loaded_ahead(json: bool) -> None:
-    shown = "" if json else "preparing \\x1b\n"
-    assert run_on_device(None, LOADED, json) == [not json, shown]
 
 
 def test_several_targets_are_shown_as_one(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
