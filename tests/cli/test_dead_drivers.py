@@ -80,7 +80,9 @@ void *vk_icdGetInstanceProcAddr(void *instance, const char *name) {
 
 
 @pytest.mark.parametrize("kind", ["an error at the enumeration", "no JSON"])
-def test_a_driver_that_lists_no_devices_hides_no_others(tmp_path: Path, kind: str) -> None:
+def test_a_driver_that_lists_no_devices_hides_no_others(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
     other, bad = driver_manifest("lavapipe"), tmp_path / "bad.json"
     if kind == "no JSON":
         bad.write_text("{")
@@ -88,8 +90,9 @@ def test_a_driver_that_lists_no_devices_hides_no_others(tmp_path: Path, kind: st
         library = build_library(tmp_path, _REFUSING)
         icd = {"library_path": str(library), "api_version": "1.3.0"}
         bad.write_text(json.dumps({"file_format_version": "1.0.1", "ICD": icd}))
-    environment = {"VK_DRIVER_FILES": f"{bad}:{other}"}
-    done = run_program("devices", "--json", environment=environment, unset=UNSET)
+    monkeypatch.delenv("VK_ICD_FILENAMES", raising=False)
+    monkeypatch.setenv("VK_DRIVER_FILES", f"{bad}:{other}")
+    done = call("devices", "--json")
     (device,) = done.document["devices"]
     assert "llvmpipe" in device["device_name"]
     assert {each["manifest"] for each in done.document["dead_drivers"]} <= {str(bad)}

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import devices
 from orchestrator.cli.errors import ExitCode
+from orchestrator.devices import opening
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions
 from orchestrator.sets.sample import sample_path
@@ -95,7 +95,7 @@ def test_a_driver_that_does_not_merge_is_found(
     bugs: DriverBugs,
     status: str,
 ) -> None:
-    monkeypatch.setattr(devices, "open_device", lambda _: SimulatedDevice(SimulatedOptions(bugs=bugs)))
+    monkeypatch.setattr(opening, "open_device", lambda _: SimulatedDevice(SimulatedOptions(bugs=bugs)))
     done = call("merge", *two, "-o", path_in(tmp_path / "out"), "-d", "simulated", "--json")
     assert done.code == ExitCode.BAD_INPUT
     assert {each["status"] for each in done.document["files"]} == {status}
@@ -123,6 +123,6 @@ def test_what_the_driver_says_is_shown_but_noise(
         os.write(2, b"a warning\noutput is based on invalid pci bus info.\nwithout an end")
         return SimulatedDevice()
 
-    monkeypatch.setattr(devices, "open_device", opened)
+    monkeypatch.setattr(opening, "open_device", opened)
     done = call("merge", *two, "-o", path_in(tmp_path / "out"), "-d", "simulated")
     assert (done.code, done.err) == (ExitCode.OK, "a warning\nwithout an end")
