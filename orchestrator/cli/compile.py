@@ -1,141 +1,19 @@
-"""The verb `compile`, as the command line calls it, and its options."""
+"""The verb `compile`, as the command line calls it."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from attrs import frozen
 from cyclopts import Parameter
 
-from orchestrator.cli.application import (
-    DEVICE_HELP,
-    FIRST_DEVICE,
-    CacheDirectory,
-    Flag,
-    JsonFlag,
-    KeyFile,
-    SetNames,
-    in_range,
-)
-
-
-@frozen(kw_only=True)
-class CompileArguments:
-    """The options of `compile`, as the command line has them.
-
-    Attributes:
-        workers: Number of workers. `auto`: what `calibrate` found best, else one per processor.
-        mode: The cache topology. `auto`: what `calibrate` found best on the device, else `shared` if the
-            cache file is expected to hold nearly the whole set, else `per-worker`. `shared`: one cache for
-            all workers. `per-worker`: one externally synchronized cache per worker, merged at the end.
-            `per-worker-internal`: the same without the flag, as a control. `two-level`: look up in the merged
-            cache, compile what it lacks in a cache per worker, merge during the run. `binaries`: keep the
-            binaries of each pipeline in the orchestrator's own store (VK_KHR_pipeline_binary). `none`: no
-            cache; nothing is kept.
-        merge: When worker caches are merged. `barrier`: when all workers have ended. `rolling`: also while
-            they work; the cache file is then saved on the way too. `auto`: `rolling` in mode `two-level`,
-            else `barrier`.
-        driver_caches: Leave the driver's own disk and memory caches on. Figures then say little about the
-            cache here.
-        relax_driver_version: Load a cache file even if its driverVersion differs, provided that all else
-            agrees. For desktop drivers that change pipelineCacheUUID whenever their data changes.
-        trace: Write a timeline as Chrome trace events, which ui.perfetto.dev opens.
-        pipeline_stats: Write the driver's statistics of each pipeline's code as CSV, with the columns of
-            `fossilize-replay --enable-pipeline-stats`. Creates every pipeline once more, without a cache.
-        spirv_val: What to do about shader modules that may be invalid. `warn`: run spirv-val and report what
-            it refuses. `skip`: also leave out the pipelines of refused modules. `isolate`: as `warn`, but
-            first compile every pipeline in a child process, and leave out those that crash or hang the driver
-            there.
-        pipeline_keys: Whether to ask the driver for pipeline keys, so that pipelines that are equal to it are
-            compiled once. `auto`: for pipelines that share all their code with another one and that the cache
-            is not expected to hold. `all`: for all that the cache is not expected to hold. `off`: never.
-        time_limit: Begin no more work after this time, such as `500ms`, `2s` or `8h`, counted from the first
-            pipeline; a number alone is seconds. What was compiled is saved; the same command continues.
-        shard: Compile one of N parts of the set, `K/N` such as `2/4`. The key of a pipeline decides its part,
-            so several processes or machines can share the work.
-        plan: Whether to keep the decoded set beside the cache file as a plan, which the next run uses instead
-            of reading the set. `off`: neither keep nor use one.
-        identifiers: First create pipelines from the identifiers of their shader modules
-            (VK_EXT_shader_module_identifier). Read SPIR-V only for pipelines that the driver does not find
-            this way. Identifiers are kept in the cache directory.
-        only: Compile only the pipeline with this key, 16 hex digits as reports show them, even if it is in
-            quarantine. May be given several times.
-        retry_quarantined: Retry pipelines that crashed or hung the driver in an earlier run. Those that
-            compile now leave the quarantine.
-        timeout: Longest time in the driver for one pipeline, such as `5s` (a number alone is seconds). Then
-            its process is killed and the pipeline is blamed. `off`: no limit. `auto`: 60 s, or 20 times the
-            recorded time of the pipeline if that is more; longer on a busy machine.
-        binaries_disk: Size limit of the store of mode `binaries` on disk from now on, such as `2G` (a number
-            alone is bytes). What was used least recently is removed first.
-        binaries_memory: Size limit of binaries that are created in advance, such as `1G` (a number alone is
-            bytes). Others are read when they are needed.
-        memory: Limit on the data of each process that compiles, such as `2G` or `500M` (a number alone is
-            bytes). A pipeline that exceeds it alone is blamed.
-        driver_log: Write everything that the driver prints to this file.
-        in_process: Compile in this process, such as for a debugger. If the driver crashes, the program ends.
-        allow_damaged: Exit with 0 even if records of the set cannot be read, provided that everything else
-            compiled.
-        out: Make a pack: a directory with a manifest and the cache files of all targets (in mode `binaries`,
-            their pipeline binaries). The files are built there unless `--cache-dir` is given, so the same
-            command continues.
-        progress: `jsonl`: write the progress to descriptor 3, one JSON object per line. `jsonl:FD`: write to
-            another descriptor. For programs.
-        control: Read commands from this descriptor, one JSON object per line: promote or cancel pipelines,
-            set a time budget, or stop. Needs `--progress` for the answers.
-        nice: Give way to other programs on this machine: 0 to 19, as nice(1).
-    """
-
-    device: Annotated[
-        list[str] | None,
-        FIRST_DEVICE,
-        Parameter(
-            help=DEVICE_HELP
-            + " A pattern such as `radv:*` stands for every matching family of the installed driver. May be "
-            "given several times."
-        ),
-    ] = None
-    workers: Annotated[str, Parameter(alias="-j")] = "auto"
-    mode: Literal["auto", "shared", "per-worker", "per-worker-internal", "two-level", "binaries", "none"] = (
-        "auto"
-    )
-    merge: Literal["auto", "barrier", "rolling"] = "auto"
-    cache_dir: Annotated[
-        CacheDirectory, Parameter(help="Directory for cache files, one file per device and driver.")
-    ] = None
-    driver_caches: Flag = False
-    relax_driver_version: Flag = False
-    trace: Path | None = None
-    pipeline_stats: Path | None = None
-    spirv_val: Literal["off", "warn", "skip", "isolate"] = "off"
-    pipeline_keys: Literal["auto", "all", "off"] = "auto"
-    time_limit: Annotated[str, Parameter(alias="--time-budget", show_default=lambda _: "none")] = ""
-    shard: Annotated[str, Parameter(show_default=lambda _: "all of it")] = ""
-    plan: Literal["auto", "off"] = "auto"
-    identifiers: Flag = False
-    only: Annotated[list[str] | None, Parameter(negative="")] = None
-    retry_quarantined: Flag = False
-    timeout: str = "auto"
-    binaries_disk: Annotated[str, Parameter(show_default=lambda _: "as before, else 512M")] = ""
-    binaries_memory: str = "256M"
-    memory: Annotated[str, Parameter(show_default=lambda _: "no limit")] = ""
-    driver_log: Path | None = None
-    in_process: Flag = False
-    allow_damaged: Flag = False
-    out: Annotated[Path | None, Parameter(alias="-o", show_default=lambda _: "none")] = None
-    key: KeyFile = None
-    progress: Annotated[str, Parameter(show_default=lambda _: "none")] = ""
-    control: Annotated[int | None, Parameter(show_default=lambda _: "none", validator=in_range(0))] = None
-    nice: Annotated[int, Parameter(validator=in_range(0, 19))] = 0
-
-
-_DEFAULTS = CompileArguments()
+from orchestrator.cli.application import JsonFlag, SetNames
+from orchestrator.cli.compile_arguments import COMPILE_DEFAULTS, CompileArguments
 
 
 def compile_verb(
     sets: SetNames,
     /,
-    arguments: Annotated[CompileArguments, Parameter(name="*")] = _DEFAULTS,
+    arguments: Annotated[CompileArguments, Parameter(name="*")] = COMPILE_DEFAULTS,
     *,
     json: JsonFlag = False,
 ) -> int:

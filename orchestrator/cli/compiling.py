@@ -47,7 +47,7 @@ from orchestrator.supervise.server import CompileServer, first_request
 if TYPE_CHECKING:
     import trio
 
-    from orchestrator.cli.compile import CompileArguments
+    from orchestrator.cli.compile_arguments import CompileArguments
     from orchestrator.cli.compile_view import CompileView
     from orchestrator.cli.control import CommandReader, EventWriter
     from orchestrator.run.records import CompileReport

@@ -31,10 +31,11 @@ if TYPE_CHECKING:
 
     from orchestrator.devices.device import DeviceIdentity
     from orchestrator.devices.image import PipelineKind
-    from orchestrator.run.records import DamageRecord, DeviceRecord
+    from orchestrator.run.records import DamageRecord, DeviceRecord, Progress
     from orchestrator.sets.archive.record_proof import Verified
 
 _STDOUT, _STDERR = 1, 2
+_SLOW_S = 2.0
 COLORS = ("auto", "always", "never")
 OPTIONS = {
     "--color": "When to colour the output.",
@@ -237,6 +238,34 @@ def driver_text(device: DeviceIdentity | DeviceRecord) -> str:
 def plural(count: int, one: str, many: str | None = None) -> str:
     """A count with its noun: ``1 pipeline``, ``2 pipelines``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def counts_text(progress: Progress) -> str:
+    """Compiled, hits, skipped and failed."""
+    return (
+        f"{progress.compiled:,} compiled · {progress.hits:,} cache hits · {progress.skipped:,} skipped · "
+        f"{progress.failed:,} failed"
+    )
+
+
+def speed_text(progress: Progress) -> str:
+    """Rate and time to go."""
+    if progress.done >= progress.total:
+        return ""
+    eta = "time to go not known yet" if progress.eta_s is None else f"{seconds_text(progress.eta_s)} to go"
+    if not progress.rate:
+        return eta
+    return f"{progress.rate:,.0f}/s, {eta}" if progress.rate >= 10 else f"{progress.rate:.2g}/s, {eta}"
+
+
+def slow_text(progress: Progress) -> str:
+    """What has been in the driver the longest, once that is long; "" before."""
+    slow = progress.slowest
+    if slow is None or slow.age_s < _SLOW_S:
+        return ""
+    among = f" (one of {slow.pipelines})" if slow.pipelines > 1 else ""
+    kind = slow.kind.value.replace("_", " ")
+    return f"longest in the driver: {kind} {key_text(slow.key)}{among}, {seconds_text(slow.age_s)}"
 
 
 Style = Literal["", "good", "bad", "warn", "dim", "head"]

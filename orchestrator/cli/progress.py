@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from orchestrator.cli.output import Output, display, key_text, seconds_text
+from orchestrator.cli.output import Output, counts_text, display, slow_text, speed_text
 
 if TYPE_CHECKING:
     from orchestrator.cli.progress_bar import MeasurementBar
     from orchestrator.run import records
 
 _LINE_EVERY_S: Final = 5.0
-_SLOW_S: Final = 2.0
 _SHOWS_REPORT: Final = "orchestrator.cli.compile_report"
 
 
@@ -82,34 +81,6 @@ class PlainView:
         """Write a message."""
         if not display.quiet:
             self._output.message(text)
-
-
-def counts_text(progress: records.Progress) -> str:
-    """Compiled, hits, skipped and failed."""
-    return (
-        f"{progress.compiled:,} compiled · {progress.hits:,} cache hits · {progress.skipped:,} skipped · "
-        f"{progress.failed:,} failed"
-    )
-
-
-def speed_text(progress: records.Progress) -> str:
-    """Rate and time to go."""
-    if progress.done >= progress.total:
-        return ""
-    eta = "time to go not known yet" if progress.eta_s is None else f"{seconds_text(progress.eta_s)} to go"
-    if not progress.rate:
-        return eta
-    return f"{progress.rate:,.0f}/s, {eta}" if progress.rate >= 10 else f"{progress.rate:.2g}/s, {eta}"
-
-
-def slow_text(progress: records.Progress) -> str:
-    """What has been in the driver the longest, once that is long; "" before."""
-    slow = progress.slowest
-    if slow is None or slow.age_s < _SLOW_S:
-        return ""
-    among = f" (one of {slow.pipelines})" if slow.pipelines > 1 else ""
-    kind = slow.kind.value.replace("_", " ")
-    return f"longest in the driver: {kind} {key_text(slow.key)}{among}, {seconds_text(slow.age_s)}"
 
 
 _SILENT_S: Final = 2.0

@@ -10,8 +10,7 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
-from orchestrator.cli.output import Output, printable, styled
-from orchestrator.cli.progress import counts_text, slow_text, speed_text
+from orchestrator.cli.output import Output, counts_text, printable, slow_text, speed_text, styled
 
 if TYPE_CHECKING:
     from orchestrator.run import records

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.cli.compile_view import CompileView
-from orchestrator.cli.output import Output
-from orchestrator.cli.progress import PlainView, progress_view, slow_text, speed_text
+from orchestrator.cli.output import Output, slow_text, speed_text
+from orchestrator.cli.progress import PlainView, progress_view
 from orchestrator.cli.progress_bar import LiveView
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import NoDeviceError
