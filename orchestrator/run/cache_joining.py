@@ -17,12 +17,16 @@ from attrs import frozen
 
 from orchestrator.devices.device import Device, PipelineCache
 from orchestrator.errors import DriverError
-from orchestrator.stores.cache_file import KEPT_FRACTION, LoadResult, LoadStatus, read_cache_file
+from orchestrator.stores.cache_file import (
+    KEPT_FRACTION,
+    MERGED_FRACTION,
+    LoadResult,
+    LoadStatus,
+    read_cache_file,
+)
 
 NOT_MERGED: Final = "NOT_MERGED"
 """The status of data that the driver took and did not merge."""
-
-_MERGED_FRACTION: Final = 0.9
 
 
 @frozen
@@ -83,7 +87,7 @@ def _add(device: Device, destination: PipelineCache, path: Path, found: LoadResu
         return JoinedFile(path, LoadStatus.REJECTED_BY_DRIVER.value, str(error), size, 0)
     after = device.pipeline_cache_size(destination)
     # RADV pads what it gives, so that equal content differs by some bytes from one cache to the next.
-    if after < _MERGED_FRACTION * held:
+    if after < MERGED_FRACTION * held:
         detail = f"the merge did nothing: the file holds {held} bytes, the merged cache {after}"
         return JoinedFile(path, NOT_MERGED, detail, size, 0)
     return JoinedFile(path, found.status.value, found.detail, size, max(0, after - before))

@@ -233,21 +233,25 @@ def _plan_cache_files(
 def _plan_values(
     directory: Path, gone: set[str], rules: _Rules, operations: FileOperations
 ) -> tuple[list[PruneItem], list[_Found]]:
-    """Unwanted values of the database, those of a cache file together; and the plans that stay."""
-    unwanted: dict[tuple[str, PruneReason, str], list[_Row]] = {}
-    plans = []
-    for row, about in _rows(directory, operations):
-        reason, detail = rules.unwanted(about, row.used_ns)
-        if row.cache_file in gone:
-            reason, detail = PruneReason.STATE, ""
-        if reason is not None:
-            unwanted.setdefault((row.cache_file, reason, detail), []).append(row)
-        elif row.table == PLANS.table:
-            plans.append(_found_rows(directory, [row], operations))
-    items = [
-        _found_rows(directory, rows, operations).item(reason, ": ".join(filter(None, (f"of {name}", detail))))
-        for (name, reason, detail), rows in unwanted.items()
-    ]
+    """Unwanted values of the database, none where it cannot be used; and the plans that stay."""
+    items: list[PruneItem] = []
+    plans: list[_Found] = []
+    with suppress(ReadError), State.open(directory, operations) as state, state.reading() as sql:
+        for table in "value", PLANS.table:
+            query = f"SELECT kind, name, cache_file, length(data), used_s FROM {table}"  # noqa: S608
+            for kind, name, cache_file, size, used_s in sql.execute(query).fetchall():
+                profile = _PROFILES[kind].stored(sql, name)[0] if kind in _PROFILES else None
+                used_ns = used_s * 1_000_000_000
+                reason, detail = rules.unwanted(None if profile is None else profile.identity, used_ns)
+                if cache_file in gone:
+                    reason, detail = PruneReason.STATE, ""
+                remove = partial(_remove_value, directory, table, (kind, name, used_s), operations)
+                found = _Found(state_path(directory), size, used_ns, remove)
+                if reason is not None:
+                    of = f"{kind} of {cache_file}"
+                    items.append(found.item(reason, f"{of}: {detail}" if detail else of))
+                elif table == PLANS.table:
+                    plans.append(found)
     return items, plans
 
 
@@ -382,46 +386,15 @@ def _change_binaries(
     return ""
 
 
-@frozen
-class _Row:
-    table: str
-    number: int
-    cache_file: str
-    size: int
-    used_s: int
-    proof: bytes
-
-    @property
-    def used_ns(self) -> int:
-        return self.used_s * 1_000_000_000
-
-
-def _rows(directory: Path, operations: FileOperations) -> list[tuple[_Row, ProfileIdentity | None]]:
-    """All values in the database, with the driver that they name; none where it cannot be used."""
-    found: list[tuple[_Row, ProfileIdentity | None]] = []
-    with suppress(ReadError), State.open(directory, operations) as state, state.reading() as sql:
-        for table in "value", PLANS.table:
-            query = f"SELECT kind, name, rowid, cache_file, length(data), used_s, proof FROM {table}"  # noqa: S608
-            for kind, name, *rest in sql.execute(query).fetchall():
-                profile = _PROFILES[kind].stored(sql, name)[0] if kind in _PROFILES else None
-                found.append((_Row(table, *rest), None if profile is None else profile.identity))
-    return found
-
-
-def _found_rows(directory: Path, rows: Sequence[_Row], operations: FileOperations) -> _Found:
-    remove = partial(_remove_rows, directory, rows, operations)
-    newest = max(each.used_ns for each in rows)
-    return _Found(state_path(directory), sum(each.size for each in rows), newest, remove)
-
-
-def _remove_rows(directory: Path, rows: Sequence[_Row], operations: FileOperations) -> str:
-    """Remove values, but for what was replaced since."""
+def _remove_value(
+    directory: Path, table: str, value: tuple[str, str, int], operations: FileOperations
+) -> str:
+    """Remove a value of this kind, name and time, unless it was replaced since."""
+    query = f"DELETE FROM {table} WHERE kind = ? AND name = ? AND used_s = ?"  # noqa: S608
     try:
         with State.open_to_write(directory, operations) as state:
             with state.writing() as sql:
-                for each in rows:
-                    query = f"DELETE FROM {each.table} WHERE rowid = ? AND proof = ?"  # noqa: S608
-                    sql.execute(query, (each.number, each.proof))
+                sql.execute(query, value)
             state.shrink()
     except SaveError as error:
         return error.reason

@@ -263,19 +263,22 @@ print(len(read_durations(file)))
 """
 
 
-def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
+def lines_on(folder: Path, mount: str, program: str) -> list[str]:
+    """What a program prints that gets a folder, after a mount over it."""
     enter = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-    mount = 'mount -t tmpfs -o size=2m,mode=700 tmpfs "$1" && shift'
-    if subprocess.run([*enter, mount, "sh", str(tmp_path)], capture_output=True, check=False).returncode:
+    if subprocess.run([*enter, mount, "sh", str(folder)], capture_output=True, check=False).returncode:
         unsupported("no file system can be mounted here (unshare --map-root-user --mount)")
-    program = [sys.executable, "-c", ON_FULL_DISK, str(tmp_path)]
-    command = [*enter, f'{mount} && exec "$@"', "sh", str(tmp_path), *program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    refused, kept, after = done.stdout.splitlines()
+    run = [sys.executable, "-c", program, str(folder)]
+    command = [*enter, f'{mount} && shift && exec "$@"', "sh", str(folder), *run]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
+    mount = 'mount -t tmpfs -o size=2m,mode=700 tmpfs "$1"'
+    refused, kept, after = lines_on(tmp_path, mount, ON_FULL_DISK)
     assert refused.startswith("True ")
     assert "the file system is full" in refused
-    assert kept == "[1] "
-    assert after == "9"
+    assert (kept, after) == ("[1] ", "9")
 
 
 ON_READ_ONLY_DISK = """
@@ -294,15 +297,8 @@ except SaveError as error:
 
 
 def test_a_read_only_disk_is_read_and_not_written(cache_file: Path) -> None:
-    folder = str(cache_file.parent)
-    enter = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-    mount = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && shift'
-    if subprocess.run([*enter, mount, "sh", folder], capture_output=True, check=False).returncode:
-        unsupported("no file system can be mounted here (unshare --map-root-user --mount)")
-    program = [sys.executable, "-c", ON_READ_ONLY_DISK, folder]
-    command = [*enter, f'{mount} && exec "$@"', "sh", folder, *program]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    read, refused = done.stdout.splitlines()
+    mount = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1"'
+    read, refused = lines_on(cache_file.parent, mount, ON_READ_ONLY_DISK)
     assert read == f"{len(KEYS)} "
     assert "what was there before is unchanged" in refused
 

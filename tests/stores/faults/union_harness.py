@@ -18,11 +18,11 @@ import signal
 import struct
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-import attrs
 import numpy as np
-from attrs import define, field, frozen
 
 from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT, Device, PipelineCache
 from orchestrator.devices.image import CreateInfoImage
@@ -36,31 +36,7 @@ from tests.stores.faults.kill_harness import POLICY, forked
 
 SHARES = (range(1000), range(500, 1500))
 UNION = 1500
-
-
-@frozen
-class Options:
-    """What to do."""
-
-    directory: str  # Where to save.
-    selector: str  # The device.
-    seed: int  # Decides who is killed when.
-    kills: int  # How many.
-    longest_s: float  # Time between two kills, at most.
-    batch: int = 50  # Pipelines between two saves.
-
-
-@define
-class Report:
-    """What happened."""
-
-    kills: int = 0  # Processes that were killed.
-    hits: int = 0  # Pipelines of both sets that a new process finds in the file.
-    status: str = ""  # What became of the file when that process loaded it.
-    file_bytes: int = 0  # Its size.
-    quarantined: int = 0  # Files that were moved away.
-    left: int = 0  # Temporaries and sentinels that are left.
-    wrong: list[str] = field(factory=list)  # What was wrong.
+BATCH = 50  # pipelines between two saves
 
 
 def compute_shader(number: int) -> bytes:
@@ -108,15 +84,17 @@ def image_of(source: PipelineSet, keys: list[int], numbers: range, device: Devic
     return built.image
 
 
-def compile_share(options: Options, source: PipelineSet, keys: list[int], numbers: range) -> None:
+def compile_share(
+    directory: Path, selector: str, source: PipelineSet, keys: list[int], numbers: range
+) -> None:
     """Load, compile what is missing, save after each batch that had something new."""
-    device = open_device(options.selector)
-    path = cache_path(Path(options.directory), device.identity)
+    device = open_device(selector)
+    path = cache_path(directory, device.identity)
     cache, _ = load_into_cache(device, path, POLICY)
     prepared = device.prepare(image_of(source, keys, numbers, device))
     unsaved = False
-    for start in range(0, len(numbers), options.batch):
-        indices = np.arange(start, min(start + options.batch, len(numbers)), dtype=np.int32)
+    for start in range(0, len(numbers), BATCH):
+        indices = np.arange(start, min(start + BATCH, len(numbers)), dtype=np.int32)
         batch = device.create_pipelines(prepared, indices, cache)
         assert not batch.results.any()
         unsaved |= bool(np.any(batch.feedback_flags & FEEDBACK_APPLICATION_CACHE_HIT == 0))
@@ -133,10 +111,10 @@ def _save(device: Device, path: Path, cache: PipelineCache) -> bool:
     return report.skipped is None or report.skipped.startswith("nothing is new")
 
 
-def look(options: Options, source: PipelineSet, keys: list[int], result_pipe: int) -> None:
+def look(directory: Path, selector: str, source: PipelineSet, keys: list[int], result_pipe: int) -> None:
     """A new process: how much of both sets is in the file."""
-    device = open_device(options.selector)
-    path = cache_path(Path(options.directory), device.identity)
+    device = open_device(selector)
+    path = cache_path(directory, device.identity)
     cache, result = load_into_cache(device, path)
     prepared = device.prepare(image_of(source, keys, range(UNION), device))
     batch = device.create_pipelines(prepared, np.arange(UNION, dtype=np.int32), cache)
@@ -146,53 +124,44 @@ def look(options: Options, source: PipelineSet, keys: list[int], result_pipe: in
     device.close()
 
 
-def run(options: Options) -> Report:
-    """Start both, kill and start again, wait for both, look."""
-    chance = random.Random(options.seed)
-    report = Report()
+def run(directory: str, selector: str, seed: int, kills: int, longest_s: float) -> dict[str, Any]:
+    """Start both, kill and start again, wait for both, look; what happened."""
+    chance, folder = random.Random(seed), Path(directory)
     source, keys = make_set()
+    killed, wrong = 0, []
 
     def start(numbers: range) -> int:
-        return forked(lambda: compile_share(options, source, keys, numbers))
+        return forked(partial(compile_share, folder, selector, source, keys, numbers))
 
     running = {start(numbers): numbers for numbers in SHARES}
-    next_kill = time.monotonic() + chance.uniform(0, options.longest_s)
+    next_kill = time.monotonic() + chance.uniform(0, longest_s)
     while running:
         child, status = os.waitpid(-1, os.WNOHANG)
         if child:
             numbers = running.pop(child)
-            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-            if status and not killed:
-                report.wrong.append(f"a process ended with {status}")
-            elif killed or report.kills < options.kills:
+            was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+            if status and not was_killed:
+                wrong.append(f"a process ended with {status}")
+            elif was_killed or killed < kills:
                 # Also one that is done, while there are kills left: it loads, and finds all of its set.
                 running[start(numbers)] = numbers
-        elif report.kills < options.kills and time.monotonic() >= next_kill:
+        elif killed < kills and time.monotonic() >= next_kill:
             os.kill(chance.choice(sorted(running)), signal.SIGKILL)
-            report.kills += 1
-            next_kill = time.monotonic() + chance.uniform(0, options.longest_s)
+            killed += 1
+            next_kill = time.monotonic() + chance.uniform(0, longest_s)
         else:
             time.sleep(0.002)
     receive, send = os.pipe()
-    looker = forked(lambda: look(options, source, keys, send))
+    looker = forked(partial(look, folder, selector, source, keys, send))
     os.close(send)
     answer = os.read(receive, 4096)
-    _, status = os.waitpid(looker, 0)
-    if status or not answer:
-        report.wrong.append(f"the last process ended with {status}")
-    else:
-        report = attrs.evolve(report, **json.loads(answer))
-    report.quarantined = len(list(Path(options.directory).glob("quarantine/*")))
-    report.left = len([one for one in Path(options.directory).iterdir() if one.name.startswith(".")])
-    return report
-
-
-def main() -> None:
-    """Run what the argument says."""
-    options = Options(**json.loads(sys.argv[1]))
-    own_process(options.selector)
-    print(json.dumps(attrs.asdict(run(options))))
+    if os.waitpid(looker, 0)[1]:
+        wrong.append("the last process failed")
+    quarantined = len(list(folder.glob("quarantine/*")))
+    return {"kills": killed, "wrong": wrong, "quarantined": quarantined, **json.loads(answer or "{}")}
 
 
 if __name__ == "__main__":
-    main()
+    options = json.loads(sys.argv[1])
+    own_process(options["selector"])
+    print(json.dumps(run(**options)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import pytest
 
@@ -25,44 +25,10 @@ OS_NAMES = {"strerror", "getpid", "urandom", "PathLike"}
 # What has methods of these names and is no path: the shim itself, a copy of a struct, the store of
 # binaries, a pack, which is read through the shim.
 NO_PATHS = {
-    "operations",
-    "inner",
-    "structs",
-    "BinaryStore",
-    "Pack",
-    "State",
-    "content",
-    "REAL_FILE_OPERATIONS",
+    *("operations", "inner", "structs", "BinaryStore", "Pack", "State", "content", "REAL_FILE_OPERATIONS")
 }
 # Methods of Path that go to the file system.
-METHODS = {
-    *("absolute", "chmod", "cwd", "exists", "expanduser", "glob", "group", "hardlink_to", "home", "is_dir"),
-    *(
-        "is_fifo",
-        "is_file",
-        "is_mount",
-        "is_socket",
-        "is_symlink",
-        "iterdir",
-        "lchmod",
-        "link",
-        "lstat",
-        "mkdir",
-    ),
-    *(
-        "open",
-        "owner",
-        "read_bytes",
-        "read_text",
-        "readlink",
-        "rename",
-        "replace",
-        "resolve",
-        "rglob",
-        "rmdir",
-    ),
-    *("samefile", "stat", "symlink_to", "touch", "truncate", "unlink", "walk", "write_bytes", "write_text"),
-}
+METHODS = {each for each in set(dir(Path)) - set(dir(PurePath)) if not each.startswith("_")}
 
 
 def definitions(tree: ast.Module) -> dict[str, ast.stmt]:
