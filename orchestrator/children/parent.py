@@ -1,12 +1,10 @@
 """The parent's side: start a child, ask it, and learn how it ended.
 
 `Child` is a context manager that leaves no process behind: it also kills what the child started. How a child
-ended is a value (`Ended`), also if the child sent something invalid. A child shares with its parent only its
-three pipes and the descriptors that it was given.
+ended is a value (`Ended`), also if the child sent something invalid.
 
 `send`, `receive` and `ask` block; a time limit of None means no limit. An event loop waits for the
-descriptors itself and uses `write_some`, `read_some`, `take` and `is_over`, which do not block. It calls
-`end`, which may block, in a thread.
+descriptors itself and uses what does not block. It calls `end`, which may block, in a thread.
 """
 
 from __future__ import annotations
@@ -40,19 +38,12 @@ _A = TypeVar("_A", bound=msgspec.Struct)
 
 @frozen
 class Ended:
-    """How a child ended.
+    """How a child ended."""
 
-    Attributes:
-        status: Its exit code; if negative, the signal that ended it.
-        output: The last 4 KiB of what it printed.
-        fault: What was wrong with an invalid answer, or "".
-        killed: Whether it was killed, because it did not end by itself or sent an invalid answer.
-    """
-
-    status: int
-    output: str = ""
-    fault: str = ""
-    killed: bool = False
+    status: int  # its exit code; if negative, the signal that ended it
+    output: str = ""  # the last 4 KiB of what it printed
+    fault: str = ""  # what was wrong with an invalid answer
+    killed: bool = False  # because it did not end by itself or sent an invalid answer
 
     @property
     def how(self) -> str:
@@ -87,10 +78,6 @@ class Child(Generic[_A]):
         reads_output: Whether to read what it prints at once, which takes a thread; else call `read_output`.
         process: What `start_service` gave, if it was started before.
 
-    Attributes:
-        process_id: Its process id, which is also the id of its process group.
-        on_output: Called with each piece of what it prints from now on, in a thread of its own.
-
     Raises:
         OSError: It cannot be started.
     """
@@ -112,11 +99,11 @@ class Child(Generic[_A]):
         self._ended: Ended | None = None
         self._reaping = threading.Lock()
         self._output = b""
-        self.on_output: Callable[[bytes], None] | None = None
+        self.on_output: Callable[[bytes], None] | None = None  # called in a thread with what it prints
         self._process = process or start_service(
             service, *map(str, limits), environment=environment, program=program
         )
-        self.process_id = self._process.pid
+        self.process_id = self._process.pid  # also the id of its process group
         pipes = self._process.stdin, self._process.stdout, self._process.stderr
         self._requests, self._answers, self._printed = (cast("IO[bytes]", each) for each in pipes)
         for each in (self._requests, self._answers):

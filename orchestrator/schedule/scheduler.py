@@ -84,20 +84,10 @@ class Paused(Done, frozen=True):
     """The time is over: this worker gets nothing more under this deadline. Jobs may be left."""
 
 
-class ScheduleStatistics(msgspec.Struct, frozen=True):
-    """What a schedule did so far; a snapshot. Followers count whose leader was compiled: they should hit."""
-
-    states: dict[JobState, int]  # number of jobs in each
-    saved_by_key: int  # followers with the state key of their leader
-    saved_by_pipeline_key: int  # followers with only its driver key
-    saved_ns: int  # estimated cost of compiling all these
-
-
 class Cancellation(msgspec.Struct, eq=False):
     """What a call of `cancel_jobs` did. The scheduler updates it; the caller reads it under the same lock."""
 
     cancelled: int = 0  # jobs that will not be assigned any more
-    kept: int = 0  # jobs that are created all the same, because a job that is not cancelled links them
     pending: set[int] = msgspec.field(default_factory=set)  # workers whose batch holds one of the jobs
 
     @property
@@ -114,13 +104,8 @@ _PAUSED: Final = Paused()
 class Scheduler:
     """The machine; see the top of the module. Not thread-safe.
 
-    Args:
-        jobs: All jobs that may be entered. Without `ScheduleOptions.streaming` they are queued at once.
-        workers: Number of workers, numbered 0..workers-1.
-        options: Settings.
-
-    Attributes:
-        tells_hits: Whether the caller knows which jobs hit. Otherwise followers are assumed to hit.
+    Without `ScheduleOptions.streaming` all jobs are queued at once. Workers are numbered from 0. Where the
+    caller does not know which jobs hit (`tells_hits`), followers are assumed to hit.
 
     Raises:
         ValueError: There is no worker.
@@ -148,9 +133,11 @@ class Scheduler:
         self._assigned: list[Assignment | None] = [None] * workers
         self._lanes = [COMPILE] * workers
         self._costs = [0] * workers
-        self._open = self.options.streaming
+        self.open = self.options.streaming  # jobs may still be entered
+        # Jobs that were entered and will never be assigned, with the reason.
+        self.unassignable: Mapping[int, str] = self._jobs.unassignable
         self._cancelled = False
-        if not self._open:
+        if not self.open:
             self._jobs.enter(np.arange(self.count, dtype=np.int32))
 
     # --- jobs in
@@ -170,7 +157,7 @@ class Scheduler:
         Raises:
             ValueError: The stream is not open.
         """
-        if not self._open:
+        if not self.open:
             raise ValueError("nothing can be entered: the stream was not opened, or was closed")
         table = self._table
         absent = self.absent(jobs)
@@ -195,13 +182,13 @@ class Scheduler:
         Raises:
             ValueError: The stream is not open, or the jobs have no keys where earlier ones have.
         """
-        if not self._open:
+        if not self.open:
             raise ValueError("no jobs can be added: the stream was not opened, or was closed")
         return self._jobs.extend(jobs)
 
     def close(self) -> None:
         """Nothing more will be entered. Idempotent."""
-        self._open = False
+        self.open = False
 
     def exclude(self, reasons: Mapping[int, str]) -> None:
         """Never assign some jobs, queued or not, which cannot be created, nor their dependents.
@@ -228,12 +215,9 @@ class Scheduler:
     @property
     def satisfied(self) -> bool:
         """Whether only expected hits are queued, and as many workers as may take them have some."""
-        return self._taking_hits >= self._hit_takers and self._has_only_hits
-
-    @property
-    def _has_only_hits(self) -> bool:
         jobs, table = self._jobs, self._table
-        return bool(jobs.hits) and not (jobs.compiles or jobs.wave) and table.queued == table.states[READY]
+        only_hits = bool(jobs.hits) and not (jobs.compiles or jobs.wave)
+        return self._taking_hits >= self._hit_takers and only_hits and table.queued == table.states[READY]
 
     @property
     def in_flight(self) -> int:
@@ -255,16 +239,6 @@ class Scheduler:
         """The jobs among some whose state does not change any more."""
         state = self._table.states_now[jobs]
         return jobs[(state > ASSIGNED) & (state < CANCELLED)]
-
-    @property
-    def unassignable(self) -> Mapping[int, str]:
-        """Jobs that were entered and will never be assigned, with the reason. Live and read-only."""
-        return self._jobs.unassignable
-
-    @property
-    def open(self) -> bool:
-        """Whether jobs may still be entered."""
-        return self._open
 
     @property
     def shares_outcomes(self) -> bool:
@@ -306,12 +280,6 @@ class Scheduler:
                 base, slope = self._experience_of(self._lanes[worker], assignment.kind).line()
                 found.append((assignment, base * len(assignment.indices) + slope * self._costs[worker]))
         return found
-
-    @property
-    def statistics(self) -> ScheduleStatistics:
-        """What was done so far."""
-        states = {state: self._table.states[state] for state in JobState}
-        return ScheduleStatistics(states, self._jobs.saved[0], self._jobs.saved[1], self._jobs.saved_ns)
 
     def state_of(self, job: int) -> JobState:
         """State of a job."""
@@ -378,7 +346,7 @@ class Scheduler:
         if self._cancelled:
             return _DONE
         if not self._table.queued:
-            return _WAIT if self._open else _DONE
+            return _WAIT if self.open else _DONE
         left_ns = self._deadline_ns - now_ns
         in_time = left_ns > 0 or (self._owes and not self.in_flight)
         if not (in_time or self._exempt):
@@ -491,7 +459,7 @@ class Scheduler:
         if missed is not None:
             self._jobs.missed(missed)
         if not is_bad.all():
-            self._jobs.created(indices[~is_bad], compiled=compiles > 0 or not hits)
+            self._jobs.created(indices[~is_bad])
         self._judge_lane(self._lanes[worker], compiles)
 
     def _judge_lane(self, lane: int, compiles: int) -> None:
@@ -590,7 +558,6 @@ class Scheduler:
                 cancellation.pending.add(int(table.worker[job]))
                 table.unwanted[job] = 1
             elif table.state[job] <= JOINED and self._jobs.is_needed(job):
-                cancellation.kept += not table.unwanted[job]
                 table.unwanted[job] = 1
             elif table.state[job] <= JOINED:
                 cancellation.cancelled += self._jobs.drop(job, CANCELLED)

@@ -58,8 +58,6 @@ class Transitions:
         self.unassignable: dict[int, str] = {}  # jobs that were entered and will never be assigned
         self._causes: dict[int, str] = {}  # why a job that failed or is unassignable is so, links left out
         self.leaders: dict[int, int] = {}  # the job that each follower follows
-        self.saved = [0, 0]  # followers whose leader was created: with its state key, its driver key only
-        self.saved_ns = 0  # estimated cost of compiling them
         self.settled: list[int] = []  # created, shared, lost or cancelled jobs; the caller clears it
         self._joined: dict[int, dict[int, None]] = {}  # by leader, in the order in which they joined
         self._owners: dict[int, int] = {}  # by work; the first job of a work where it is not here
@@ -144,12 +142,6 @@ class Transitions:
         table.worker[job] = table.worker[leader]
         self._release(job)
 
-    def _count_saved(self, job: int) -> None:
-        keys = self.table.keys
-        by_state_key = len(keys) > 0 and bool(keys[job] == keys[self.leaders[job]])
-        self.saved[0 if by_state_key else 1] += 1
-        self.saved_ns += self.table.cost[job]
-
     def _release(self, job: int) -> None:
         """Queue a job that waits for no leader."""
         state = WAITING if self._is_blocked(job) else READY
@@ -228,8 +220,8 @@ class Transitions:
 
     # --- the ends of batches
 
-    def created(self, jobs: Int32s, *, compiled: bool) -> None:
-        """Assigned jobs were created. Unless one of them was compiled, their followers saved nothing."""
+    def created(self, jobs: Int32s) -> None:
+        """Assigned jobs were created."""
         table = self.table
         table.move_all(jobs, CREATED)
         numbers = jobs.tolist()
@@ -238,8 +230,6 @@ class Transitions:
             for leader in numbers:
                 for job in self._joined.pop(leader, ()):
                     if table.state[job] == JOINED:  # what shared an outcome may have given up a library
-                        if compiled:
-                            self._count_saved(job)
                         self._follow(job)
         if table.dependents:
             freed = {each for library in numbers for each in table.dependents.get(library, ())}

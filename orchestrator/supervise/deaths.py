@@ -36,19 +36,12 @@ _NEEDED: Final = OF_PIPELINES | {DriverStep.OPEN}
 
 @define(eq=False)
 class DeathRules:
-    """What was learned from the deaths of worker processes.
+    """What was learned from the deaths of worker processes."""
 
-    Attributes:
-        opens_ahead: Whether the next process may have a second device.
-        notes: What a reader of the report should know.
-        given_up: Steps that the driver is not asked for any more.
-        distrusted: Pipelines that are not created from stored binaries any more.
-    """
-
-    opens_ahead: bool
-    notes: list[str] = field(factory=list)
-    given_up: set[DriverStep] = field(factory=set)
-    distrusted: set[int] = field(factory=set)
+    opens_ahead: bool  # the next process may have a second device
+    notes: list[str] = field(factory=list)  # what a reader of the report should know
+    given_up: set[DriverStep] = field(factory=set)  # that the driver is not asked for any more
+    distrusted: set[int] = field(factory=set)  # that are not created from stored binaries any more
     _fatal: set[DriverStep] = field(factory=set)
     _unexplained: int = 0
     _fruitless: int = 0
@@ -68,16 +61,13 @@ class DeathRules:
     def learn(
         self, death: WorkerDeath, compiled: int, printed: str, *, stopped: bool
     ) -> tuple[PipelineJob, Blame] | None:
-        """Learn from a death of which no trial found the cause.
+        """Learn from a death of which no trial found the cause; a pipeline that is blamed all the same.
 
         Args:
             death: The death.
             compiled: Number of pipelines that all processes compiled.
             printed: The last line that the driver printed, or "".
             stopped: Whether the compile was stopped before there was anything to report.
-
-        Returns:
-            A pipeline that is blamed all the same, for this run.
 
         Raises:
             DeviceError: A step is needed, or there were too many deaths with hardly anything compiled.

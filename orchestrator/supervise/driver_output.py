@@ -32,18 +32,12 @@ class DriverOutput:
     All threads of a driver print to the process's stderr. Pipelines that are in the driver while it prints
     may have caused a message, and one that is there every time most likely did. `take` belongs to the thread
     that reads; the rest to one other thread.
-
-    Attributes:
-        log: Receives all messages too, or None.
-        in_driver: Gives the keys of the pipelines in the driver now; None: nothing is counted.
-        unlogged: Why the log takes no more, or "".
-        last: The last line that was printed, or "".
     """
 
-    log: BinaryIO | None = None
-    in_driver: Callable[[], Iterable[int]] | None = None
-    unlogged: str = ""
-    last: str = ""
+    log: BinaryIO | None = None  # receives all messages, too
+    in_driver: Callable[[], Iterable[int]] | None = None  # gives keys; None: nothing is counted
+    unlogged: str = ""  # why the log takes no more
+    last: str = ""  # the last line that was printed
     _cases: dict[frozenset[int], _Case] = field(factory=dict)
     _rest: bytes = b""
     _lock: threading.Lock = field(factory=threading.Lock)

@@ -4,14 +4,9 @@
     slots    stamp, what, count, the first of the pipelines: one driver call each
     marks    of each image, from a page on: four bytes a pipeline, how long the driver took to compile it
 
-`InFlightTable` is that memory; an `AnnouncingObserver` writes the driver calls of a device there, so that a
-crash can be blamed.
-
 Guarantees: each call into the driver, from the first object on, is announced before the driver gets it, so
-whatever ends the process there is among what `flights` then gives. Saying so is a copy of a few kilobytes at
-most, without a system call. A step that was given up raises a `DriverError`, as if the driver refused.
-Assumptions: one process writes, any number read. Memory outlives the process that wrote it, since each holds
-the descriptor. Linux: memfd_create(2).
+whatever ends the process there is among what `flights` then gives. That is a copy of a few kilobytes at most.
+Assumptions: one process writes, any number read. The memory outlives it (memfd_create(2)).
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import ClassVar, Final
 
@@ -52,47 +47,31 @@ _MARK_BYTES: Final = 4
 _MOST_US: Final = (1 << 32) - 1
 _NOTHING: Final = np.zeros(0, np.int32)
 _MARKS: Final = -(-(_HEADER.size + _MOST_SLOTS * _STRIDE) // _PAGE) * _PAGE
-
-
 _MAKING: Final = frozenset({DriverStep.OBJECT, DriverStep.MODULE})
 
-OF_PIPELINES: Final = frozenset(
-    {DriverStep.CREATE, DriverStep.FROM_BINARIES, DriverStep.KEYS, DriverStep.OBJECT, DriverStep.MODULE}
-)
+OF_PIPELINES: Final = _MAKING | {DriverStep.CREATE, DriverStep.FROM_BINARIES, DriverStep.KEYS}
 """What is done for pipelines that can be told."""
 
 
 @frozen
 class Flight:
-    """One call that is in the driver.
-
-    Attributes:
-        step: What it does in the driver.
-        numbers: Numbers of the pipelines, object or module in the image.
-        since_ns: When it began, on the clock of time.monotonic_ns.
-    """
+    """One call that is in the driver."""
 
     step: DriverStep
-    numbers: tuple[int, ...]
-    since_ns: int
+    numbers: tuple[int, ...]  # of the pipelines, object or module in the image
+    since_ns: int  # by time.monotonic_ns
 
 
 class InFlightTable:
-    """The shared memory. `begin` and `end` are thread-safe, the rest belongs to one thread.
+    """The shared memory behind a descriptor, which stays the caller's; new memory is made large enough.
 
-    Attributes:
-        descriptor: Of a memfd; the other process makes a table of its own with it.
-        image: The image that numbers are of; None for none.
-        owner: The observer of its device.
-        turn: Held while that changes.
+    `begin` and `end` are thread-safe, the rest belongs to one thread.
+
+    Raises:
+        OSError: There is no room for it, or it is larger than a file may be (`ulimit -f`).
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Use the memory behind a descriptor, which stays the caller's; new memory is made large enough.
-
-        Raises:
-            OSError: There is no room for it, or it is larger than a file may be (`ulimit -f`).
-        """
         self.descriptor = descriptor
         if os.fstat(descriptor).st_size < _MARKS:
             try:
@@ -102,18 +81,20 @@ class InFlightTable:
                 what = f"{_MARKS >> 20} MiB of memory that processes share"
                 raise OSError(error.errno, os.strerror(error.errno or 0), what) from None
         self._memory = mmap.mmap(descriptor, _MARKS)
-        self._free: tuple[list[int], list[int]] = [], []
+        # Free slots of pipelines and of other calls: after a death the former say what came back last.
+        self._free: dict[bool, list[int]] = {False: [], True: []}
         self._used = 0
-        self._lock, self.turn = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._marks: memoryview[int] = memoryview(b"").cast("I")
-        self.image: CreateInfoImage | None = None
-        self.owner: DriverObserver | None = None
+        self.image: CreateInfoImage | None = None  # that numbers are of
+        self.owner: DriverObserver | None = None  # the observer of its device
+        self.turn = threading.Lock()  # held while these two change
 
     # --- the process that is in the driver
 
     def clear(self) -> None:
         """Begin: nothing is in the driver, and nothing was created."""
-        self._free, self._used = ([], []), 0
+        self._free, self._used = {False: [], True: []}, 0
         self.image = self.owner = None
         _HEADER.pack_into(self._memory, 0, 0)
         os.ftruncate(self.descriptor, _MARKS)
@@ -125,7 +106,7 @@ class InFlightTable:
             with suppress(IndexError):
                 ended.append(self._free[True].pop())
         for slot in ended:  # what came back has numbers of another image
-            _SLOT.pack_into(self._memory, _HEADER.size + slot * _STRIDE, 0, 0, 0, 0, 0)
+            _SLOT.pack_into(self._memory, _at(slot), 0, 0, 0, 0, 0)
         self._free[True].extend(ended)
         # Those of images before it stay: whoever looks on may not have read the last of them.
         at = os.fstat(self.descriptor).st_size
@@ -134,18 +115,16 @@ class InFlightTable:
         self._marks = memoryview(mmap.mmap(self.descriptor, size, offset=at)).cast("I")
         return at
 
-    def begin(self, step: DriverStep, numbers: npt.NDArray[np.int32]) -> int:
-        """Say that a call goes to the driver; returns what `end` takes.
-
-        What is of pipelines has slots of its own: after a death they say what came back last.
-        """
+    def begin(self, step: DriverStep, numbers: npt.NDArray[np.int32] = _NOTHING) -> int:
+        """Say that a call goes to the driver; returns what `end` takes."""
         try:
             slot = self._free[step in OF_PIPELINES].pop()
         except IndexError:
-            slot = self._new_slot()
-        at = _HEADER.size + slot * _STRIDE
-        count = len(numbers)
-        smallest = largest = 0
+            with self._lock:
+                slot = self._used
+                self._used += 1
+                _HEADER.pack_into(self._memory, 0, self._used)
+        at, count, smallest, largest = _at(slot), len(numbers), 0, 0
         if count <= _HELD:
             body = at + _SLOT.size
             self._memory[body : body + 4 * count] = numbers.tobytes()
@@ -157,18 +136,15 @@ class InFlightTable:
 
     def end(self, slot: int) -> int:
         """The call returned, after so many ns. What it was stays readable until the slot is used again."""
-        at = _HEADER.size + slot * _STRIDE
-        since_ns, step, *_ = _SLOT.unpack_from(self._memory, at)
-        _STAMP.pack_into(self._memory, at, 0)
+        since_ns, step, *_ = _SLOT.unpack_from(self._memory, _at(slot))
+        _STAMP.pack_into(self._memory, _at(slot), 0)
         self._free[step in OF_PIPELINES].append(slot)
         return time.monotonic_ns() - int(since_ns)
 
     @contextmanager
-    def announced(
-        self, step: DriverStep, numbers: Sequence[int] | npt.NDArray[np.int32] = _NOTHING
-    ) -> Iterator[None]:
+    def announced(self, step: DriverStep) -> Iterator[None]:
         """Say that a call goes to the driver, for a block."""
-        slot = self.begin(step, np.asarray(numbers, np.int32))
+        slot = self.begin(step)
         try:
             yield
         finally:
@@ -177,13 +153,6 @@ class InFlightTable:
     def mark(self, number: int, time_ns: int) -> None:
         """Say that a pipeline was compiled, and how long the driver took."""
         self._marks[number] = min(max(1, time_ns // 1000), _MOST_US)
-
-    def _new_slot(self) -> int:
-        with self._lock:
-            slot = self._used
-            self._used += 1
-            _HEADER.pack_into(self._memory, 0, self._used)
-            return slot
 
     # --- the process that looks on
 
@@ -194,18 +163,11 @@ class InFlightTable:
         return [found for slot in slots if (found := self._flight(slot, ended=ended)) is not None]
 
     def marks(self, at: int, pipelines: int) -> npt.NDArray[np.uint32]:
-        """Microseconds that the driver took for what was compiled, by number in an image; 0: it was not.
-
-        A copy.
-
-        Args:
-            at: Where they are, as `prepare` returned it.
-            pipelines: Number of pipelines of the image.
-        """
+        """Microseconds that the driver took for what was compiled, by number in an image; 0: it was not."""
         return np.frombuffer(os.pread(self.descriptor, _MARK_BYTES * pipelines, at), np.uint32)
 
     def _flight(self, slot: int, *, ended: bool) -> Flight | None:
-        at = _HEADER.size + slot * _STRIDE
+        at = _at(slot)
         stamp, step, count, smallest, largest = _SLOT.unpack_from(self._memory, at)
         if bool(stamp) is ended or not step or (ended and step not in OF_PIPELINES):
             return None
@@ -220,6 +182,10 @@ class InFlightTable:
         return Flight(DriverStep(step), numbers, stamp)
 
 
+def _at(slot: int) -> int:
+    return _HEADER.size + slot * _STRIDE
+
+
 @define(eq=False)
 class AnnouncingObserver(DriverObserver):
     """Writes the driver calls of one device into a table, and refuses those that were given up.
@@ -228,7 +194,6 @@ class AnnouncingObserver(DriverObserver):
     counts as opening that.
 
     Attributes:
-        table: Where calls are announced.
         on_image: Called with each image, and where its marks are, before numbers are of that image. The
             driver may have its objects then, but none of its pipelines.
         given_up: What the driver is not asked for: it ended processes over that, or did not return.
@@ -287,6 +252,4 @@ class AnnouncingObserver(DriverObserver):
         """See `DriverObserver.distrusts_binaries`."""
         if DriverStep.FROM_BINARIES in self.given_up:
             return np.ones(len(keys), np.bool_)
-        if not self.distrusted:
-            return None
-        return np.array([each in self.distrusted for each in keys.tolist()], np.bool_)
+        return np.isin(keys, np.fromiter(self.distrusted, np.uint64)) if self.distrusted else None

@@ -100,17 +100,11 @@ class SettlementRelay:
 
 @define(eq=False)
 class CommandQueue:
-    """Commands to a worker process while it works, in order; when it dies, all count as applied.
-
-    Attributes:
-        connection: To its server.
-        number: Of the process.
-        compiled: Keys of what earlier processes compiled: it was told of, so a cancel comes too late for it.
-    """
+    """Commands to a worker process while it works, in order; when it dies, all count as applied."""
 
     connection: Connection
-    number: int
-    compiled: Container[int]
+    number: int  # of the process
+    compiled: Container[int]  # by earlier processes: it was told of, so a cancel comes too late for it
     _count: int = 0
     _pending: dict[int, trio.Event] = field(factory=dict)
     _queue: deque[Steer] = field(factory=deque)

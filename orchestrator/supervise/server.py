@@ -47,11 +47,8 @@ class CompileServer:
     ) -> Self:
         """Start one, and let it open a set.
 
-        Args:
-            archives: Paths of the set.
-            options: Of all that it will be asked to compile, workers and the like aside.
-            first: What it is asked for at once, a `first_request`; whoever supervises it takes that over.
-            in_turn: Whether others compile the set, too, for other devices; see `Open`.
+        `first` is what it is asked for at once, a `first_request`: whoever supervises it takes that over. For
+        `in_turn` see `Open`.
 
         Raises:
             OSError: It cannot be started.

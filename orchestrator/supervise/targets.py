@@ -1,15 +1,11 @@
 """Compiles one set for several devices, each in a supervised child process, side by side or in turn.
 
-    targets ──> as many at a time as there are processors and memory
-            ──> compile_supervised, each in a child of its own ──> report or problem
-
 Drivers read their target once, so a process is one target. Of those that begin together one decodes the set,
 with all processors; the others wait for its plan, and decode in turn where it does not fit. A target that
 begins later takes the plan of an earlier one.
 
 Guarantees: what happens to one target changes no other one. Each has a cache file of its own, by the identity
 of its device. The total is fixed from the start, and what is done never gets less. No process is left.
-Assumptions: the set lies in files. Of two selectors that are one device the second finds everything.
 """
 
 from __future__ import annotations
@@ -32,26 +28,18 @@ from orchestrator.supervise.supervisor import compile_supervised
 
 _TARGET_BYTES: Final = 512 << 20
 """What a target is taken to need beside those that run: the interpreter, the driver, a decoded set."""
-
 _MEMORY_LOOK_S: Final = 1.0
 _COUNTED: Final = ("done", "compiled", "hits", "failed", "skipped", "in_flight")
 
 
 @frozen
 class TargetResult:
-    """What became of one target: a report, or the error that ended it.
-
-    Attributes:
-        selector: The target.
-        report: What was done; None where nothing was, or an error ended it.
-        error: That error; with a report, why a pack has nothing of it.
-        elapsed_s: Seconds from begin to end, with processes that the driver ended; 0 if it never began.
-    """
+    """What became of one target; one that did not begin has neither report nor error."""
 
     selector: str
     report: CompileReport | None = None
-    error: OrchestratorError | None = None
-    elapsed_s: float = 0.0
+    error: OrchestratorError | None = None  # what ended it; with a report, why a pack has nothing of it
+    elapsed_s: float = 0.0  # with processes that the driver ended
 
 
 class TargetListener(Protocol):
@@ -86,29 +74,33 @@ async def _compile_in_turn(archives: Sequence[str], options: CompileOptions, **g
 
 @define(eq=False)
 class Overall:
-    """How far all targets are together, by how far each is. Pure; one thread.
+    """How far all targets are together, by how far each is. Pure; one thread."""
 
-    Attributes:
-        pipelines: How many each target has.
-        targets: How many targets there are.
-        together: How many run at a time.
-    """
-
-    pipelines: int
+    pipelines: int  # of each target
     targets: int
-    together: int
+    together: int  # that run at a time
     _latest: dict[str, Progress] = field(factory=dict)
-    _over: set[str] = field(factory=set)
-    _work_s: dict[str, float] = field(factory=dict)
+    _work_s: dict[str, float] = field(factory=dict)  # of those that are over
 
     def take(self, selector: str, progress: Progress, elapsed_s: float) -> Progress:
         """Take how far a target is, so long after the first one began; how far all are."""
         self._latest[selector] = progress
-        return self._sum(elapsed_s)
+        latest = self._latest.values()
+        running = [each for name, each in self._latest.items() if name not in self._work_s]
+        slowest = [each.slowest for each in running if each.slowest is not None]
+        counts = {name: sum(getattr(each, name) for each in latest) for name in _COUNTED}
+        cancelled = sum(self.pipelines - each.total for each in latest)
+        return Progress(
+            total=self.pipelines * self.targets - cancelled,
+            elapsed_s=elapsed_s,
+            rate=sum(each.rate for each in running),
+            eta_s=self._eta_s(running),
+            slowest=max(slowest, key=lambda each: each.age_s, default=None),
+            **counts,
+        )
 
     def end(self, selector: str, took_s: float) -> None:
         """A target took so long; what it did not come to stays undone."""
-        self._over.add(selector)
         self._work_s[selector] = took_s
 
     def left(self, selector: str) -> float:
@@ -116,33 +108,12 @@ class Overall:
         latest = self._latest.get(selector)
         return 1.0 if latest is None or not latest.total else 1.0 - latest.share
 
-    def _sum(self, elapsed_s: float) -> Progress:
-        latest = self._latest.values()
-        counts = {name: sum(getattr(each, name) for each in latest) for name in _COUNTED}
-        running = [each for name, each in self._latest.items() if name not in self._over]
-        slowest = max(
-            (each.slowest for each in running if each.slowest is not None),
-            key=lambda each: each.age_s,
-            default=None,
-        )
-        cancelled = sum(self.pipelines - each.total for each in latest)
-        return Progress(
-            total=self.pipelines * self.targets - cancelled,
-            elapsed_s=elapsed_s,
-            rate=sum(each.rate for each in running),
-            eta_s=self._eta_s(running),
-            slowest=slowest,
-            **counts,
-        )
-
     def _eta_s(self, running: Sequence[Progress]) -> float | None:
         """By what targets cost: those that wait are taken to cost what the others do on the average."""
-        if any(each.eta_s is None for each in running):
-            return None
-        left = [each.eta_s or 0.0 for each in running]
+        left = [each.eta_s for each in running if each.eta_s is not None]
         known = [*self._work_s.values(), *(each.elapsed_s + (each.eta_s or 0.0) for each in running)]
-        waiting = self.targets - len(self._over) - len(running)
-        if waiting and not known:
+        waiting = self.targets - len(self._work_s) - len(running)
+        if len(left) < len(running) or (waiting and not known):
             return None
         work = sum(left) + (waiting * sum(known) / len(known) if waiting else 0.0)
         return max(work / self.together, max(left, default=0.0))
@@ -164,7 +135,7 @@ async def compile_targets(
     keep: Callable[[TargetResult], None] | None = None,
     compiler: Compiler = _compile_in_turn,
 ) -> list[TargetResult]:
-    """Compile a set for several devices.
+    """Compile a set for several devices; what became of each, in the order of the options.
 
     Args:
         archives: Paths of the set's archives, or of one manifest.
@@ -177,10 +148,6 @@ async def compile_targets(
             `Steering` may say more, to all.
         keep: Called in a thread with what became of each target that began, one at a time; may block.
         compiler: Compiles for one target, as `compile_supervised` does.
-
-    Returns:
-        What became of each, in the order of the options. A target that did not begin has neither report nor
-        error.
     """
     processors = available_workers()
     together = side_by_side(len(options), options[0].workers, processors)
@@ -232,16 +199,15 @@ class _Targets:
             await trio.sleep(_MEMORY_LOOK_S)
 
     async def run(self, options: CompileOptions, limiter: trio.Semaphore) -> None:
-        selector = options.selector
-        began = trio.current_time()
+        selector, began = options.selector, trio.current_time()
         # Those that begin last have the processors of those that are over, or nearly so.
         others = sum(self.overall.left(each) for each in self.begun)
         beside = min(self.overall.together, round(self.waiting + others))
-        share = max(1, self.processors // max(1, beside))
         self.waiting -= 1
         self.begun.add(selector)
-        workers = options.workers or share
+        workers = options.workers or max(1, self.processors // max(1, beside))
         self.listener.begins(selector, workers)
+        report = problem = None
         try:
             report = await self.compiler(
                 self.archives,
@@ -254,15 +220,15 @@ class _Targets:
                 on_stage=lambda name: self.listener.stage(selector, name),
                 on_progress=lambda progress: self._tell(selector, progress),
             )
-            result = TargetResult(selector, report, elapsed_s=trio.current_time() - began)
         except ExternalSynchronizationError:
             raise  # a bug of this program
         except OrchestratorError as error:
-            result = TargetResult(selector, error=error, elapsed_s=trio.current_time() - began)
+            problem = error
         finally:
             self.running -= 1
             self.begun.discard(selector)
             limiter.release()
+        result = TargetResult(selector, report, problem, trio.current_time() - began)
         if self.keep is not None:
             await trio.to_thread.run_sync(self.keep, result, limiter=self.keeping)
         self.results[selector] = result

@@ -113,32 +113,19 @@ class _Trial:
 
 @define(eq=False)
 class SuspectTrials:
-    """Tries suspects. One `run` at a time.
-
-    Attributes:
-        request: What their device is opened as, encoded.
-        recorded_ns: What compiling them took before, by key.
-        on_blame: Called with each pipeline to blame as it is known; a run that is killed then need not find
-            it again.
-        blamed: The pipelines to blame.
-        took_ns: What the driver took for each of the others, by key.
-        processes: Processes that were started.
-        trying: What the driver has now, and since when, on trio's clock.
-        ends_at: No trial begins from then on, on trio's clock.
-        is_over: Whether some pipelines were not tried for that.
-    """
+    """Tries suspects. One `run` at a time."""
 
     connection: Connection
     options: CompileOptions
-    request: bytes
-    recorded_ns: Mapping[int, int]
-    on_blame: Callable[[PipelineJob, Blame], Awaitable[None]]
+    request: bytes  # what their device is opened as, encoded
+    recorded_ns: Mapping[int, int]  # what compiling them took before, by key
+    on_blame: Callable[[PipelineJob, Blame], Awaitable[None]]  # called as one is known
     blamed: dict[PipelineJob, Blame] = field(factory=dict)
-    took_ns: dict[int, int] = field(factory=dict)
+    took_ns: dict[int, int] = field(factory=dict)  # what the driver took for each of the others, by key
     processes: int = 0
-    trying: tuple[PipelineJob, float] | None = None
-    ends_at: float = math.inf
-    is_over: bool = False
+    trying: tuple[PipelineJob, float] | None = None  # what the driver has, and since when on trio's clock
+    ends_at: float = math.inf  # no trial begins from then on, on trio's clock
+    is_over: bool = False  # some pipelines were not tried for that
 
     async def run(self, suspects: Sequence[PipelineJob]) -> None:
         """Try suspects one after the other; ends early where the server is lost.
@@ -288,14 +275,9 @@ async def try_pipelines(
     request: DeviceRequest,
     stop: trio.Event | None = None,
 ) -> Trials:
-    """Try pipelines that nothing is known against.
+    """Try pipelines of a set, given by its paths, that nothing is known against.
 
-    Args:
-        archives: Paths of the set, for a process that opens it.
-        jobs: Which of its pipelines.
-        options: Which device, and what a process may take.
-        request: What devices are opened as.
-        stop: Ends it early when set: what was not tried to its end did neither survive nor die.
+    It ends early when `stop` is set: what was not tried to its end did neither survive nor die.
 
     Raises:
         OrchestratorError: The device or the set could not be opened there.

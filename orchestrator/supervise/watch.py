@@ -33,29 +33,17 @@ _AFTERWARDS: Final = frozenset({DriverStep.MERGE, DriverStep.READ, DriverStep.DE
 
 @frozen
 class WorkerDeath:
-    """How a worker process died.
+    """How a worker process died."""
 
-    Attributes:
-        status: Exit code, or the negative signal.
-        hung: Whether it was killed because a driver call did not return.
-        steps: The driver calls in flight.
-        suspects: Pipelines in the driver, of which it may have died.
-        others: All other pipelines of its image.
-        from_binaries: Keys of the pipelines that were created from stored binaries.
-        request: How its device was opened, encoded; b"" where it had no image.
-        recorded_ns: Recorded compile times of the pipelines of its image, by key.
-        too_little: What it said if it ended because its memory is limited.
-    """
-
-    status: int
-    hung: bool
-    steps: frozenset[DriverStep]
-    suspects: tuple[PipelineJob, ...] = ()
-    others: tuple[PipelineJob, ...] = ()
-    from_binaries: frozenset[int] = frozenset()
-    request: bytes = b""
-    recorded_ns: dict[int, int] = field(factory=dict)
-    too_little: MemoryLimitError | None = None
+    status: int  # exit code, or the negative signal
+    hung: bool  # it was killed because a driver call did not return
+    steps: frozenset[DriverStep]  # the driver calls in flight
+    suspects: tuple[PipelineJob, ...] = ()  # pipelines in the driver, of which it may have died
+    others: tuple[PipelineJob, ...] = ()  # all other pipelines of its image
+    from_binaries: frozenset[int] = frozenset()  # keys of those that were created from stored binaries
+    request: bytes = b""  # how its device was opened, encoded; b"" where it had no image
+    recorded_ns: dict[int, int] = field(factory=dict)  # compile times of the pipelines of its image, by key
+    too_little: MemoryLimitError | None = None  # what it said if its memory is limited
 
     @property
     def killed(self) -> bool:
@@ -105,20 +93,14 @@ class WorkerDeath:
 
 @define(eq=False)
 class Watch:
-    """Watches one worker process.
-
-    Attributes:
-        compiled: Receives the keys of the pipelines that it compiled.
-        ending: Set when it was asked to stop.
-        identity: Identity of the device of its image; None before there is one.
-    """
+    """Watches one worker process."""
 
     connection: Connection
     number: int
     limits: TrialLimits
-    compiled: set[int]
-    ending: trio.Event = field(factory=trio.Event)
-    identity: DeviceIdentity | None = None
+    compiled: set[int]  # receives the keys of the pipelines that it compiled
+    ending: trio.Event = field(factory=trio.Event)  # set when it was asked to stop
+    identity: DeviceIdentity | None = None  # of the device of its image
     _tables: ImageTables | None = None
     _keys: npt.NDArray[np.uint64] = field(factory=lambda: np.zeros(0, np.uint64))
     _overdue: list[Flight] = field(factory=list)

@@ -76,21 +76,13 @@ def jobs_of(request: Try) -> list[PipelineJob]:
 
 @define(eq=False)
 class WorkerFork:
-    """A fork. It does one thing, once.
+    """A fork. It does one thing, once."""
 
-    Attributes:
-        channel: Where its answers go.
-        source: The set.
-        table: Gets what is in the driver.
-        opening: What the server was asked for first.
-        control: Descriptor by which the server says more.
-    """
-
-    channel: Channel[Request, Answer]
+    channel: Channel[Request, Answer]  # where its answers go
     source: PipelineSet
-    table: InFlightTable
-    opening: Open
-    control: int
+    table: InFlightTable  # gets what is in the driver
+    opening: Open  # what the server was asked for first
+    control: int  # descriptor by which the server says more
     _options: CompileOptions = field(factory=CompileOptions)
     _memory: int = 0
     _in_driver: bool = False  # pipelines were given to the driver

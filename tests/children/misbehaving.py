@@ -75,10 +75,6 @@ def prints(_: Channel[Do, Said], request: Do) -> Said:
     os.write(1, b"a greeting of a driver\n")
     ctypes.CDLL(None).puts(b"a greeting of C")
     ctypes.CDLL(None).fflush(None)
-    return Said("still here")
-
-
-def reads(_: Channel[Do, Said], request: Do) -> Said:
     return Said(repr(sys.stdin.read()))
 
 
@@ -180,7 +176,7 @@ def too_much(channel: Channel[Do, Said], request: Do) -> None:
 DEEDS = {
     each.__name__: each
     for each in (
-        echo, prints, reads, floods, streams, garbage, other, oversized, truncated, exits, dies, hangs_up,
+        echo, prints, floods, streams, garbage, other, oversized, truncated, exits, dies, hangs_up,
         hangs, burns, swells, begets, environment, imports, descriptors, threads, too_much,
     )
 }  # fmt: skip

@@ -61,13 +61,6 @@ def said(answer: Said | Ended) -> Said:
     return answer
 
 
-def test_requests_are_answered_in_order() -> None:
-    with started() as child:
-        for number in range(5):
-            child.send(Do("echo", number))
-        assert [said(child.receive(PATIENCE_S)).number for _ in range(5)] == list(range(5))
-
-
 def test_large_frames_go_both_ways() -> None:
     data = os.urandom(9 << 20)
     with started() as child:
@@ -94,16 +87,10 @@ def test_answers_of_several_threads_do_not_mix() -> None:
 
 def test_what_a_driver_prints_is_read_and_does_not_mix_with_answers() -> None:
     with started() as child:
-        assert said(child.ask(Do("prints"), PATIENCE_S)).text == "still here"
+        assert said(child.ask(Do("prints"), PATIENCE_S)).text == "''", "stdin is empty"
         output = ended(child.ask(Do("exits", 3), PATIENCE_S)).output
     for whose in ("Python", "a driver", "C"):
         assert f"a greeting of {whose}\n" in output
-
-
-def test_stdin_is_empty() -> None:
-    with started() as child:
-        assert said(child.ask(Do("reads"), PATIENCE_S)).text == "''"
-        assert said(child.ask(Do("echo", 1), PATIENCE_S)).number == 1
 
 
 def test_only_the_last_output_is_kept_however_many_there_are() -> None:
@@ -114,25 +101,17 @@ def test_only_the_last_output_is_kept_however_many_there_are() -> None:
     assert output.endswith("the last words\nwhy it ended")
 
 
-@pytest.mark.parametrize("code", [0, 7])
-def test_an_exit_is_a_value(code: int) -> None:
-    with started() as child:
-        end = ended(child.ask(Do("exits", code), PATIENCE_S))
-        assert (end.status, end.output, end.how, end.signal) == (
-            code,
-            "why it ended",
-            f"exit code {code}",
-            "",
-        )
-        assert not end.fault
-        assert not end.killed
-        assert child.receive() is child.ask(Do("echo")) is end
-
-
-def test_a_signal_is_a_value() -> None:
-    with started() as child:
-        end = ended(child.ask(Do("dies", signal.SIGSEGV), PATIENCE_S))
-    assert (end.status, end.how, end.signal, end.killed) == (-11, "signal 11", "SIGSEGV", False)
+def test_how_a_child_ended_is_a_value() -> None:
+    for request, how, signal_name in (
+        (Do("exits", 0), "exit code 0", ""),
+        (Do("exits", 7), "exit code 7", ""),
+        (Do("dies", signal.SIGSEGV), "signal 11", "SIGSEGV"),
+    ):
+        with started() as child:
+            end = ended(child.ask(request, PATIENCE_S))
+            assert (end.how, end.signal, end.fault, end.killed) == (how, signal_name, "", False)
+            assert end.output == ("" if signal_name else "why it ended")
+            assert child.receive() is child.ask(Do("echo")) is end
 
 
 def test_an_exception_is_its_last_words() -> None:
@@ -192,14 +171,10 @@ def test_a_child_that_does_not_answer_can_be_waited_for_again() -> None:
         for _ in range(2):
             with pytest.raises(TimeoutError):
                 child.receive(0.01)
-        assert child.end(0.0).signal == "SIGKILL"
-
-
-def test_a_child_that_does_not_listen_is_not_waited_for() -> None:
-    with started() as child:
         os.kill(child.process_id, signal.SIGSTOP)
         with pytest.raises(TimeoutError):
             child.ask(Do("echo", data=bytes(1 << 20)), 0.1)
+        assert child.end(0.0).signal == "SIGKILL"
 
 
 def test_cpu_time_is_limited() -> None:
@@ -270,17 +245,6 @@ def test_what_a_child_started_ends_with_it() -> None:
         grandchild = said(child.ask(Do("begets"), PATIENCE_S)).number
         child.ask(Do("exits"), PATIENCE_S)
         until(lambda: is_gone(grandchild))
-
-
-def test_an_error_inside_leaves_no_child() -> None:
-    def fail() -> None:
-        with started() as child:
-            child.send(Do("hangs"))
-            raise RuntimeError(child.process_id)
-
-    with pytest.raises(RuntimeError) as error:
-        fail()
-    assert is_gone(error.value.args[0])
 
 
 PARENT = """

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.schedule.jobs import JobGraph, JobState
 from orchestrator.schedule.options import Followers, Order, Priority, ScheduleOptions
 from orchestrator.schedule.scheduler import Assignment, Done, Paused, Scheduler, Wait
-from tests.schedule.machine import drain, job_graph, jobs_of, requested
+from tests.schedule.machine import drain, in_state, job_graph, jobs_of, requested
 
 MS = 1_000_000
 ONE = ScheduleOptions(batch_limit=1)
@@ -76,10 +76,6 @@ def test_the_same_work_is_done_once(followers: Followers, second: bool) -> None:
         assert rest == [4]
         assert scheduler.state_of(2) is JobState.SHARED
         assert scheduler.leader_of(2) == 0
-    statistics = scheduler.statistics
-    saved = (statistics.saved_by_key, statistics.saved_by_pipeline_key)
-    assert saved == ((0, 2) if second else (2, 0))
-    assert statistics.saved_ns == 2 * 2 * MS
 
 
 def test_a_follower_goes_to_the_worker_whose_cache_has_it() -> None:
@@ -95,12 +91,6 @@ def test_with_one_cache_any_worker_creates_a_follower() -> None:
     scheduler = Scheduler(job_graph(2, keys=[1, 1]), 2, ScheduleOptions(pin_followers=False))
     scheduler.finished(1, requested(scheduler, 1), compiles=1)
     assert jobs_of(requested(scheduler, 0)) == [1]
-
-
-def test_hits_save_nothing() -> None:
-    scheduler = Scheduler(job_graph(2, keys=[1, 1]), 1)
-    scheduler.finished(0, requested(scheduler, 0), hits=1, elapsed_ns=1000)
-    assert scheduler.statistics.saved_by_key == 0
 
 
 def test_a_later_request_for_what_is_done_is_settled_at_once() -> None:
@@ -140,7 +130,6 @@ def test_a_follower_that_comes_while_its_leader_is_in_flight_still_saves() -> No
     assert scheduler.state_of(2) is JobState.JOINED
     scheduler.finished(0, batch, compiles=1)
     assert drain(scheduler) == [2, 1, 3]
-    assert scheduler.statistics.saved_by_pipeline_key == 1
 
 
 def test_what_cannot_be_the_same_is_not_united() -> None:
@@ -153,7 +142,7 @@ def test_a_follower_that_shares_may_give_up_a_library_that_follows_too() -> None
     # 0 leads 1, a library that nobody wants but 3; 2 leads 3, which shares its outcome and needs 1 no more.
     graph = job_graph(4, keys=[1, 1, 2, 2], libraries={2: [0], 3: [1]})
     scheduler = Scheduler(graph, 1, ScheduleOptions(followers=Followers.SHARE, batch_limit=1))
-    assert scheduler.cancel_jobs([1]).kept == 1
+    assert scheduler.cancel_jobs([1]).cancelled == 0
     assert drain(scheduler) == [0, 1, 2]
     assert scheduler.state_of(3) is JobState.SHARED
 
@@ -162,7 +151,6 @@ def test_no_pipeline_key_is_no_key() -> None:
     scheduler = Scheduler(job_graph(4, pipeline_keys=[7, 0, 7, 0]), 1, ONE)
     assert [scheduler.leader_of(job) for job in range(4)] == [0, 1, 0, 3]
     assert drain(scheduler) == [0, 2, 1, 3]
-    assert scheduler.statistics.saved_by_pipeline_key == 1
 
 
 def test_separate_jobs_follow_nobody() -> None:
@@ -170,7 +158,6 @@ def test_separate_jobs_follow_nobody() -> None:
     scheduler = Scheduler(job_graph(3, keys=[1, 1, 1], pipeline_keys=[2, 2, 2]), 2, options)
     batches = [requested(scheduler, worker) for worker in range(2)]
     assert [jobs_of(each) for each in batches] == [[0], [1]]
-    assert scheduler.statistics.saved_by_key == 0
 
 
 def test_a_follower_that_was_cancelled_comes_again_behind_its_leader() -> None:
@@ -183,7 +170,6 @@ def test_a_follower_that_was_cancelled_comes_again_behind_its_leader() -> None:
         assert scheduler.state_of(1) is JobState.JOINED
     scheduler.finished(0, batch, compiles=1)
     assert drain(scheduler) == [1, 2]
-    assert scheduler.statistics.saved_by_key == 2
 
 
 def test_a_leader_that_was_cancelled_comes_again_behind_who_does_its_work() -> None:
@@ -196,7 +182,6 @@ def test_a_leader_that_was_cancelled_comes_again_behind_who_does_its_work() -> N
     assert scheduler.leader_of(0) == 0
     scheduler.enter(some([1, 2]), Priority.SOON)
     assert sorted(drain(scheduler)) == [0, 1, 2]
-    assert scheduler.statistics.saved_by_key == 2
 
 
 # --- steering
@@ -395,7 +380,7 @@ def test_cancelling_says_when_it_is_quiet() -> None:
 
 def test_a_cancelled_library_is_kept_while_somebody_links_it() -> None:
     scheduler = Scheduler(job_graph(3, libraries={1: [0], 2: [0]}), 1)
-    assert scheduler.cancel_jobs([0]).kept == 1
+    assert scheduler.cancel_jobs([0]).cancelled == 0
     assert scheduler.cancel_jobs([1]).cancelled == 1
     # The last that links it goes, and the library with it.
     assert scheduler.cancel_jobs([2]).cancelled == 2
@@ -447,7 +432,7 @@ def test_a_worker_ends_what_it_holds() -> None:
     with pytest.raises(ValueError, match="not in the assignment"):
         scheduler.finished(0, mine, {19: "?"})
     scheduler.finished(0, mine)
-    assert scheduler.statistics.states[JobState.CREATED] == 1
+    assert in_state(scheduler, JobState.CREATED) == 1
 
 
 @pytest.mark.parametrize("name", ["target_ns", "batch_limit", "capacity"])

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from orchestrator.schedule.jobs import JobState
 from orchestrator.schedule.options import Followers, Order, Priority, ScheduleOptions
 from orchestrator.schedule.scheduler import Assignment, Cancellation, Done, Paused, Scheduler, Wait
-from tests.schedule.machine import QUEUED, assert_consistent, drain, job_graph, jobs_of, simulate
+from tests.schedule.machine import QUEUED, assert_consistent, drain, in_state, job_graph, jobs_of, simulate
 
 FINAL = {JobState.CREATED, JobState.SHARED, JobState.FAILED, JobState.UNASSIGNABLE, JobState.CANCELLED}
 GONE = {JobState.CANCELLED, JobState.ABSENT}
@@ -255,7 +255,7 @@ class Schedule(RuleBasedStateMachine):
         for cancellation, asked in self.cancellations:
             assert cancellation.quiet == (not asked & busy)
         if not self.in_flight and scheduler.queued and not self.lacking:
-            assert scheduler.statistics.states[JobState.READY], "jobs wait for each other"
+            assert in_state(scheduler, JobState.READY), "jobs wait for each other"
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):

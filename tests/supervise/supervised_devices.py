@@ -67,6 +67,12 @@ def open_deadly(request: DeviceRequest) -> SimulatedDevice:
 
 
 @opener
+def open_all_deadly(_: int) -> None:
+    """Every pipeline ends the process."""
+    os.abort()
+
+
+@opener
 def open_writing_into_python(key: int) -> None:
     """Compiling one pipeline makes the interpreter raise what it never should."""
     if key == KEYS[3]:
@@ -145,17 +151,6 @@ def open_two_to_judge(request: DeviceRequest) -> SimulatedDevice:
 def open_waiting(key: int) -> None:
     """One pipeline takes until a file is there."""
     while key == KEYS[5] and not Path(os.environ[MARKER]).exists():
-        time.sleep(0.01)
-
-
-@opener
-def open_killed_when_saved(key: int) -> None:
-    """One pipeline takes until a file is there; then the process is killed from outside, once."""
-    killed = Path(f"{os.environ[MARKER]}-killed")
-    while key == KEYS[5] and not killed.exists():
-        if Path(os.environ[MARKER]).exists():
-            killed.touch()
-            signal.raise_signal(signal.SIGKILL)
         time.sleep(0.01)
 
 

@@ -15,12 +15,11 @@ import trio.testing
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
-from orchestrator.run.commands import Budget, PipelineCommand
+from orchestrator.run.commands import Budget
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import CompileOptions, RunOptions, TrialLimits
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.steering import Settlement, Steering
-from orchestrator.schedule.options import Priority
 from orchestrator.supervise.supervisor import compile_supervised
 from tests.run.small_sets import MARKER, compute_keys, opener, write_applications, write_small_set
 from tests.run.support import prepared_set
@@ -192,28 +191,6 @@ async def test_cancelling_all_that_is_left_ends_a_run_that_waits() -> None:
     assert not report.stopped
 
 
-def test_what_is_said_again_says_the_same() -> None:
-    steering = Steering(steered=True)
-    steering.promote([1, 2], Priority.SOON)
-    steering.promote([2, 3])
-    steering.promote([3], Priority.SOON)
-    steering.cancel([7])
-    steering.cancel([7, 8])
-    steering.limit_time(2)
-    again = Steering()
-    again.send(*steering.in_effect())
-    assert again.in_effect() == steering.in_effect()
-    assert [each.keys for each in again.in_effect() if isinstance(each, PipelineCommand)] == [
-        (2, 3),
-        (1,),
-        (7, 8),
-    ]
-
-
-def test_a_settlement_without_some_keys() -> None:
-    assert Settlement((1,), (2,), (3,), {4: "a"}, {5: "b"}).without({1, 4}).keys == {2, 3, 5}
-
-
 def test_what_cannot_be_said_is_refused_at_once() -> None:
     steering = Steering(steered=True)
     for keys, error in (([-1], ValueError), ([1 << 64], ValueError), (["a"], TypeError), ([1.5], TypeError)):
@@ -229,12 +206,3 @@ def test_what_cannot_be_said_is_refused_at_once() -> None:
     assert steering.in_effect() == (Budget(seconds=None),)
     steering.limit_time(1e300)
     assert steering.in_effect() == (Budget(seconds=None),)
-
-
-async def test_who_wants_no_progress_is_told_of_the_ends_too() -> None:
-    told: list[Settlement] = []
-    steering = Steering(on_settled=told.append, steered=True)
-    steering.cancel([3])
-    await steered_run(steering)
-    assert sorted(key for each in told for key in each.compiled) == [*range(3), *range(4, 30)]
-    assert [key for each in told for key in each.cancelled] == [3]

@@ -20,7 +20,6 @@ from orchestrator.supervise.targets import (
     TargetResult,
     compile_targets,
     selectors_of,
-    side_by_side,
 )
 from tests.drivers import driver_manifest
 
@@ -213,14 +212,6 @@ def test_the_oldest_of_those_that_run_is_the_slowest() -> None:
     left = overall.take("a", slow(3.0), 10.0).slowest
     assert left is not None
     assert left.key == 3
-
-
-@pytest.mark.parametrize(
-    ("targets", "workers", "processors", "expected"),
-    [(48, None, 16, 16), (3, None, 16, 3), (3, 4, 16, 3), (9, 4, 16, 4), (9, 32, 16, 1), (1, None, 1, 1)],
-)
-def test_how_many_run_at_a_time(targets: int, workers: int | None, processors: int, expected: int) -> None:
-    assert side_by_side(targets, workers, processors) == expected
 
 
 def test_selectors_and_patterns_are_targets_each_once() -> None:

@@ -21,7 +21,6 @@ from orchestrator.run.vetting import Trials
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.sample import sample_path
 from orchestrator.sets.spirv import validation
@@ -85,23 +84,6 @@ async def test_without_spirv_val_it_says_so(archive: Path, monkeypatch: pytest.M
     report = await compiled(archive, None, Opener(), spirv_val=ModulePolicy.SKIP)
     assert report.counts()[OutcomeStatus.COMPILED] == COUNT
     assert any("spirv-val was not found" in each for each in report.notes)
-
-
-async def test_one_pipeline_is_noted_as_one(archive: Path) -> None:
-    with PipelineSet.open(archive) as source:
-        one = Subset(keys=frozenset([source.pipelines[0].key]))
-    report = await compiled(
-        archive,
-        None,
-        Opener(),
-        spirv_val=ModulePolicy.ISOLATE,
-        selector="simulated",
-        subset=one,
-        stop=Steering(try_pipelines=try_pipelines),
-    )
-    (note,) = (each for each in report.notes if "in child processes first" in each)
-    assert note.startswith("1 pipeline was compiled")
-    assert "(1 process, " in note
 
 
 async def test_isolate_gives_the_driver_nothing_that_was_not_tried(archive: Path) -> None:
