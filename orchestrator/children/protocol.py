@@ -43,18 +43,16 @@ class FrameError(OrchestratorError):
         self.reason = reason
 
 
-def pack_frame(message: msgspec.Struct, *, bound: int = FRAME_BYTES) -> bytes:
-    """The frame of a message.
-
-    Raises:
-        FrameError: Its body is larger than `bound`.
-    """
+def pack_frame(message: msgspec.Struct) -> bytes:
+    """The frame of a message; raises FrameError if its body is larger than `FRAME_BYTES`."""
     try:
         body = msgspec.msgpack.encode(message)
     except UnicodeEncodeError:
         body = msgspec.msgpack.encode(_named_by_bytes(msgspec.to_builtins(message, builtin_types=(bytes,))))
-    if len(body) > bound:
-        raise FrameError(f"a {type(message).__name__} of {len(body)} bytes is over the bound of {bound}")
+    if len(body) > FRAME_BYTES:
+        raise FrameError(
+            f"a {type(message).__name__} of {len(body)} bytes is over the bound of {FRAME_BYTES}"
+        )
     return _LENGTH.pack(len(body)) + body
 
 
@@ -80,13 +78,12 @@ def _name(code: int, content: memoryview) -> str:
 class FrameReader(Generic[_T]):
     """Takes bytes in pieces and gives messages of one type, which may be a union of tagged structs.
 
-    It refuses a frame that is larger than `bound` as soon as its length has come. Not thread-safe.
+    It refuses a frame that is too large as soon as its length has come. Not thread-safe.
     """
 
-    def __init__(self, kind: Any, *, bound: int = FRAME_BYTES) -> None:
+    def __init__(self, kind: Any) -> None:
         self._kind = kind
         self._decoder: msgspec.msgpack.Decoder[_T] = msgspec.msgpack.Decoder(kind)
-        self._bound = bound
         self._held = bytearray()
 
     def feed(self, data: bytes | bytearray) -> None:
@@ -102,10 +99,10 @@ class FrameReader(Generic[_T]):
         if len(self._held) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._held)
-        if length > self._bound:
+        if length > FRAME_BYTES:
+            shown = self._shown(0)
             raise FrameError(
-                f"a body of {length} bytes is over the bound of {self._bound}; "
-                f"it begins with {self._shown(0)}"
+                f"a body of {length} bytes is over the bound of {FRAME_BYTES}; it begins with {shown}"
             )
         end = _LENGTH.size + length
         if len(self._held) < end:
@@ -142,19 +139,12 @@ class FrameReader(Generic[_T]):
 
 
 class SentError(msgspec.Struct, frozen=True, tag="error", forbid_unknown_fields=True):
-    """An `OrchestratorError` that a child answers with, and its parent raises.
+    """An `OrchestratorError` that a child answers with, and its parent raises."""
 
-    Attributes:
-        kind: Name of its class.
-        message: What it says.
-        fields: Its attributes that are plain.
-        paths: Its attributes that are paths.
-    """
-
-    kind: str
+    kind: str  # name of its class
     message: str
-    fields: dict[str, str | int | bool | None] = {}
-    paths: dict[str, str] = {}
+    fields: dict[str, str | int | bool | None] = {}  # its attributes that are plain
+    paths: dict[str, str] = {}  # and those that are paths
 
     @classmethod
     def of(cls, error: OrchestratorError) -> SentError:

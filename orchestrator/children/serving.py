@@ -43,11 +43,8 @@ class Channel(Generic[_Q, _A]):
     """Requests in and answers out, as frames over two descriptors.
 
     Any thread and any fork may send answers; several processes at the same time only if no frame is longer
-    than `protocol.WHOLE`. One thread receives.
-
-    Attributes:
-        on_end: Called in a thread of its own when the parent has closed the pipe or died, before this process
-            ends. If the parent kills this process, it is not called, or not to its end.
+    than `protocol.WHOLE`. One thread receives. `on_end` is called in a thread of its own when the parent has
+    closed the pipe or died, before this process ends; not if the parent kills this process.
     """
 
     def __init__(self, requests: int, answers: int, kind: Any) -> None:

@@ -20,12 +20,7 @@ def start_service(
 ) -> subprocess.Popen[bytes]:
     """Start a child in a session and a process group of its own, with a pipe at each standard stream.
 
-    Args:
-        service: Name of the service.
-        arguments: See `serving.main`.
-        environment: All its environment variables, except PYTHONPATH; None for those of this process.
-        program: The Python interpreter.
-        descriptors: Further open files that it inherits, under the same numbers.
+    For `arguments` see `serving.main`, for the others `parent.Child`. It inherits `descriptors`, too.
 
     Raises:
         OSError: It cannot be started.

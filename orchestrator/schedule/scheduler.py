@@ -148,11 +148,8 @@ class Scheduler:
         A job that was created or failed stays as it is; a cancelled one is queued again. A library that was
         not entered by itself is cancelled with the last job that links it.
 
-        Args:
-            jobs: The jobs, ascending, none twice.
-            priority: How urgent they are.
-            group: A number of the caller's, see `members`; a later one replaces it. -1 leaves queued jobs in
-                theirs.
+        Jobs are ascending, none twice. The group is a number of the caller's, see `members`; a later one
+        replaces it, and -1 leaves queued jobs in theirs.
 
         Raises:
             ValueError: The stream is not open.
@@ -332,11 +329,7 @@ class Scheduler:
     # --- workers
 
     def request(self, worker: int, now_ns: float = 0) -> Assignment | Wait | Done:
-        """A worker asks for work; see the top of the module.
-
-        Args:
-            worker: The worker.
-            now_ns: Now, on the clock of the deadline; without effect where there is no deadline.
+        """A worker asks for work, now on the clock of the deadline; see the top of the module.
 
         Raises:
             ValueError: The worker's last assignment has not ended, or there is no such worker.
@@ -444,12 +437,14 @@ class Scheduler:
         """
         if self._assigned_to(worker) is not assignment:
             raise ValueError(f"worker {worker} ends an assignment that it does not hold")
-        indices, reasons = assignment.indices, reasons or {}
-        is_bad = np.isin(indices, np.fromiter(reasons, np.int32, len(reasons)))
-        if np.count_nonzero(is_bad) != len(reasons):
+        created, reasons = assignment.indices, reasons or {}
+        lost = set(reasons)
+        if lost and not lost.issubset(created.tolist()):
             raise ValueError("a reason is given for a job that is not in the assignment")
         if missed is not None:
-            is_bad |= np.isin(indices, missed)
+            lost.update(missed.tolist())
+        if lost:
+            created = created[~np.isin(created, list(lost))]
         self._assigned[worker] = None
         self._learn(worker, assignment, hits, compiles, elapsed_ns)
         for each in self._cancellations:
@@ -458,8 +453,8 @@ class Scheduler:
         self._jobs.failed(reasons)
         if missed is not None:
             self._jobs.missed(missed)
-        if not is_bad.all():
-            self._jobs.created(indices[~is_bad])
+        if len(created):
+            self._jobs.created(created)
         self._judge_lane(self._lanes[worker], compiles)
 
     def _judge_lane(self, lane: int, compiles: int) -> None:
@@ -489,9 +484,8 @@ class Scheduler:
     def _measure_shaders(self, scale: float, cost: int) -> int:
         """Correct the estimates of shaders by their first compiles, where these are far off.
 
-        Returns:
-            The estimate of the latest job: the corrected one, so that one shader does not distort what is
-            learned of a kind; else `cost`.
+        The corrected estimate of the latest job is returned, so that one shader does not distort what is
+        learned of a kind.
         """
         table, shaders = self._table, np.array(self._table.shader)
         for shader, (job, elapsed_ns) in self._firsts.items():
@@ -511,24 +505,15 @@ class Scheduler:
     # --- steering
 
     def promote(self, jobs: Iterable[int], priority: Priority) -> int:
-        """Raise queued jobs to a priority, with the libraries and the leaders that they wait for.
-
-        Returns:
-            How many jobs became more urgent, libraries and leaders included.
-        """
+        """Raise queued jobs, and what they wait for, to a priority; how many became more urgent in all."""
         return self._jobs.raise_all([(self._checked(int(job)), 0) for job in jobs], priority)
 
     def set_deadline(self, deadline_ns: float | None, *, at_least_one: bool = False) -> None:
-        """Assign work until a deadline, which replaces any earlier one.
+        """Assign work until a deadline on the clock of `request`, which replaces any earlier one.
 
         A worker gets a batch that is estimated to end in time, else `Paused`. The first batch under a
         deadline may overrun it by one job if nothing else is in flight, because otherwise a job longer than a
-        frame would never run.
-
-        Args:
-            deadline_ns: On the clock of `request`; None: no deadline.
-            at_least_one: Whether one batch begins even if the first request comes after the deadline, as it
-                may where another process set it.
+        frame would never run. With `at_least_one` it begins even if its request comes after the deadline.
         """
         self._deadline_ns = math.inf if deadline_ns is None else deadline_ns
         self._fresh_deadline = deadline_ns is not None
