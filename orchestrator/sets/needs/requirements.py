@@ -232,6 +232,7 @@ _RASTERIZED_STATE = frozenset(
 _VERTEX_STATE = frozenset({"pVertexInputState", "pInputAssemblyState"})
 _MESH_STAGE = 0x80
 _RENDERING = "VkPipelineRenderingCreateInfo"
+_GRAPHICS = "VkGraphicsPipelineCreateInfo"
 
 
 class RequirementChecker:
@@ -279,8 +280,7 @@ class RequirementChecker:
 
     def _walk(self, value: Any, dynamic: DynamicStates) -> str | None:
         plan = self._plan_of(value)
-        graphics = plan.name == "VkGraphicsPipelineCreateInfo"
-        if graphics and value.pDynamicState is not None:
+        if plan.name == _GRAPHICS and value.pDynamicState is not None:
             # Negative numbers are no states; -1 means "no state" in `Missing`.
             dynamic = frozenset(each for each in value.pDynamicState.pDynamicStates or () if each >= 0)
         missing = _relevant(plan.of(value), dynamic)
@@ -291,23 +291,23 @@ class RequirementChecker:
                 missing = _relevant(member.of_array(several), dynamic)
         if missing is None and plan.context is not None:
             missing = plan.context(self._answers, value, dynamic)
-        if missing is not None or plan.child_values is None:
-            return missing
+        return missing or self._below(plan, value, dynamic)
+
+    def _below(self, plan: _Plan, value: Any, dynamic: DynamicStates) -> str | None:
+        if plan.child_values is None:
+            return None
+        graphics = plan.name == _GRAPHICS
         ignored = _ignored(value, dynamic) if graphics else frozenset()
         for name, child in zip(plan.children, plan.child_values(value), strict=True):
             if child is None or name in ignored:
                 continue
+            several = child if isinstance(child, list | tuple) else (child,)
             if graphics and name == "pNext" and value.renderPass:
                 # With a render pass the formats of dynamic rendering are ignored.
-                child = [each for each in child if type(each).__name__ != _RENDERING]
-            if graphics and name in SHARED_STATES:
-                missing = self._shared(child, dynamic)
-                if missing is not None:
-                    return missing
-                continue
-            for each in child if isinstance(child, list | tuple) else (child,):
-                missing = self._walk(each, dynamic)
-                if missing is not None:
+                several = [each for each in several if type(each).__name__ != _RENDERING]
+            walk = self._shared if graphics and name in SHARED_STATES else self._walk
+            for each in several:
+                if (missing := walk(each, dynamic)) is not None:
                     return missing
         return None
 
