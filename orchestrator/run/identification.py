@@ -1,23 +1,53 @@
-"""Shader-module identifiers of one compile: what is known of its images' modules, and what is kept of it.
+"""Shader-module identifiers: what is known of modules, and who is asked for code that turns out to be needed.
 
-A file that cannot be read or written is a note, never an error. Where the device has no identifiers, a set
-that has its code is compiled as always, and one that has not gets all of it from its provider.
+    Identification   one compile: what earlier runs learned of an image's modules, and what this one did
+    SpirvSupply      one run: asks a provider for the SPIR-V of pipelines that were not found without it
+
+    workers ── not found without code ──> take ──> modules, those of the most urgent and longest first
+    caller ─── urges, cancels ──> reorder ────────────┤  several at a time, never in a worker's thread
+    schedule <── supplied, or excluded <── settle <───┴── provider ──> judged ──> identifier
+
+Guarantees: each shader is requested once for all pipelines and images that share a provider, and not while
+all pipelines that need it are cancelled. Where the provider raises, gives no valid code, or does not answer
+in time, only the pipelines that need the shader fail. A stuck call occupies its thread, and one of the
+provider's concurrent calls, until it returns; no task waits for it. Where all of them are stuck, the time of
+the other shaders runs, too, so that a run ends. A file that cannot be read or written is a note.
 """
 
 from __future__ import annotations
 
+import inspect
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import numpy as np
-from attrs import converters, define, evolve, field, validators
+import numpy.typing as npt
+import trio
+from attrs import converters, define, evolve, field, frozen, validators
+from outcome import Error, capture
 
-from orchestrator.devices.device import Device
+from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode, of_image
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.run.records import IdentifiersRecord
+from orchestrator.errors import OrchestratorError
+from orchestrator.run.caches import PreparedParts
+from orchestrator.run.exchange import Exchange
+from orchestrator.run.records import CREATED_CODES, IdentifiersRecord, OutcomeStatus, OutcomeTable
+from orchestrator.schedule.scheduler import Scheduler
+from orchestrator.sets.needs.supplied import Refusal, SuppliedJudge
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.run_notes import ShaderModuleIdentifierStore
+
+_SLOW_NS: Final = 1_000_000_000
+
+_Name = tuple[int, int]
+"""A module: where its supplied code is kept, as the `id` of that, and its key."""
 
 
 @define(eq=False)
@@ -98,3 +128,250 @@ def _with_records(provider: SpirvProvider | None, image: CreateInfoImage) -> Spi
         translate=lambda key: records.translate(key) if key in there else provider.translate(key),
         stands_for=provider,
     )
+
+
+@frozen(eq=False)
+class _Module:
+    part: PreparedPipelines
+    identified: IdentifiedModules
+    number: int
+
+    @property
+    def key(self) -> int:
+        return self.identified.image.modules[self.number].key
+
+    @property
+    def name(self) -> _Name:
+        return id(self.identified.code), self.key
+
+    @property
+    def provider_id(self) -> int:
+        provider = self.identified.provider
+        return id(provider.stands_for or provider)
+
+
+@define(eq=False)
+class SpirvSupply:
+    """Supplies the code of one run."""
+
+    device: Device
+    parts: PreparedParts
+    exchange: Exchange
+    settle: Callable[[OutcomeStatus, Mapping[int, str]], None]
+    notes: list[str] = field(factory=list)
+    _counts: Counter[str] = field(factory=Counter)  # fields of the record
+    _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    _queue: dict[_Name, _Module] = field(factory=dict)  # not requested yet
+    _order: list[_Name] | None = None  # those that are waited for, the most urgent last; None: not known
+    _wanted: dict[_Name, list[int]] = field(factory=lambda: defaultdict(list))  # jobs that wait for each
+    _waits: dict[int, set[_Name]] = field(factory=dict)  # modules that each job waits for
+    _refused: dict[_Name, Refusal] = field(factory=dict)
+    _judges: dict[int, SuppliedJudge] = field(factory=dict)
+    _judging: threading.Lock = field(factory=threading.Lock)
+    # Of each provider: its calls that have not returned, and how many modules it is asked for.
+    _calls: dict[int, trio.CapacityLimiter] = field(factory=dict)
+    _active: Counter[int] = field(factory=Counter)
+
+    def is_waited_for(self, schedule: Scheduler) -> bool:
+        """Whether jobs that are not cancelled wait for code."""
+        waiting = np.fromiter(self._waits, np.int32, len(self._waits))
+        return bool(len(schedule.unsettled(waiting)))
+
+    def take(self, jobs: npt.NDArray[np.int32]) -> None:
+        """Supply the code of jobs that were not found without it."""
+        ready: list[int] = []
+        for job in jobs.tolist():
+            part, identified, own = self._identified(job)
+            self._counts["missed"] += 1
+            self._counts["unknown"] += not identified.known(np.array([own], np.int32))[0]
+            modules = [_Module(part, identified, number) for number in identified.needed(own)]
+            lacking = {each.name: each for each in modules if each.key not in identified.code}
+            self._waits[job] = set(lacking)
+            for name, module in lacking.items():
+                if name not in self._wanted and name not in self._refused:
+                    self._queue[name] = module
+                    concurrency = identified.provider.concurrency
+                    self._calls.setdefault(module.provider_id, trio.CapacityLimiter(concurrency))
+                self._wanted[name].append(job)
+            if refused := [self._refused[name] for name in lacking if name in self._refused]:
+                self._refuse([job], refused[0])
+            elif not lacking:
+                ready.append(job)
+        self._settle(ready)
+        self.reorder()
+
+    def reorder(self) -> None:
+        """Jobs have become more urgent, were cancelled, or wait as well."""
+        self._order = None
+        self._lot.unpark_all()
+
+    async def serve(self) -> None:
+        """Request wanted modules until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                # No checkpoint lies between this and `park`, and what changes it runs in the trio thread too.
+                while (module := self._next()) is None:
+                    await self._lot.park()
+                nursery.start_soon(self._supply, module)
+
+    def _next(self) -> _Module | None:
+        """Take the most urgent module that may be asked for; None where there is none."""
+        if not (self._queue and any(map(self._is_free, self._calls))):
+            return None
+        if self._order is None:
+            self._order = self._ordered()
+        for place in reversed(range(len(self._order))):
+            module = self._queue[self._order[place]]
+            if self._is_free(module.provider_id):
+                del self._queue[self._order.pop(place)]
+                self._active[module.provider_id] += 1
+                return module
+        return None
+
+    def _is_free(self, provider_id: int) -> bool:
+        """Whether a provider may be asked once more: also where all its calls are stuck, to end in time."""
+        calls, active = self._calls[provider_id], self._active[provider_id]
+        stuck = max(0, calls.borrowed_tokens - active)  # nobody waits for these threads any more
+        return active + stuck < calls.total_tokens or stuck >= calls.total_tokens
+
+    def _ordered(self) -> list[_Name]:
+        names = list(self._queue)
+        waiting = [self._wanted[name] for name in names]
+        of_name = np.repeat(np.arange(len(names)), list(map(len, waiting)))
+        every = np.fromiter(chain.from_iterable(waiting), np.int32)
+        with self.exchange.looking() as schedule:
+            waits = np.isin(every, schedule.unsettled(every))
+            order = schedule.in_order(every[waits])
+        return [names[each] for each in dict.fromkeys(of_name[waits][order].tolist())][::-1]
+
+    async def _supply(self, module: _Module) -> None:
+        counts, began = self._counts, time.perf_counter_ns()
+        try:
+            refusal = await self._ask(module)
+        finally:
+            self._active[module.provider_id] -= 1
+            self._lot.unpark_all()
+        took_ns = time.perf_counter_ns() - began
+        if took_ns >= _SLOW_NS:
+            self.notes.append(f"shader {module.key:016x} took the provider {took_ns / 1e9:.1f} s")
+        counts["asked"] += 1
+        counts["provider_ns"] += took_ns
+        counts["slowest_ns"] = max(counts["slowest_ns"], took_ns)
+        waiting = self._wanted.pop(module.name, [])
+        if refusal is not None:
+            counts["refused"] += 1
+            text = f"shader module {module.key:016x}: {refusal.reason}"
+            self._refused[module.name] = Refusal(text, refusal.unsupported)
+            self._refuse(waiting, self._refused[module.name])
+            return
+        waiting = [job for job in waiting if job in self._waits]  # not those of which other code was refused
+        for job in waiting:
+            self._waits[job].discard(module.name)
+        self._settle(job for job in waiting if not self._waits[job])
+
+    async def _ask(self, module: _Module) -> Refusal | None:
+        """Get the code of a module, and keep it; returns why it cannot be used."""
+        provider = module.identified.provider
+        try:
+            with trio.fail_after(provider.timeout_s):
+                code = await self._translated(module)
+        except trio.TooSlowError:
+            return Refusal(f"the provider did not give it within {provider.timeout_s:g} s")
+        except (trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit, BaseExceptionGroup):
+            raise  # this run's end, or the program's
+        except BaseException as error:  # noqa: BLE001 - such as asyncio.CancelledError
+            return _failure(error)
+        if not (provider.trusted or isinstance(code, Refusal)):
+            refusal = await trio.to_thread.run_sync(self._judged, module, code)
+            code = code if refusal is None else refusal
+        return code if isinstance(code, Refusal) else self._keep(module, code)
+
+    async def _translated(self, module: _Module) -> object:
+        """What the provider gives. A stuck thread keeps its token until it returns."""
+        # Captured, for trio takes a function that returns an awaitable for a mistake.
+        given = await trio.to_thread.run_sync(
+            capture,
+            module.identified.provider.translate,
+            module.key,
+            abandon_on_cancel=True,
+            limiter=self._calls[module.provider_id],
+        )
+        if isinstance(given, Error):
+            return _failure(given.error)
+        code = given.unwrap()
+        return await code if inspect.isawaitable(code) else code
+
+    def _judged(self, module: _Module, code: object) -> Refusal | None:
+        return self._judge(module.identified).refusal(module.number, code)
+
+    def _keep(self, module: _Module, code: object) -> Refusal | None:
+        assert isinstance(code, bytes | bytearray | memoryview)  # noqa: S101 - it was judged, or is trusted
+        identified, number = module.identified, module.number
+        identified.code.put(module.key, b"" if identified.provider.trusted else bytes(code))
+        if self.device.features.shader_module_identifiers:
+            known = identified.identifier(number)
+            try:
+                found = self.device.code_identifier(module.part, number)
+            except OrchestratorError as error:
+                return Refusal(str(error))
+            if found != known:
+                identified.learn(number, found)
+                identified.learned[module.key] = found
+                self._counts["changed"] += bool(known)
+        self._counts["supplied_bytes"] += len(code)
+        return None
+
+    def _judge(self, identified: IdentifiedModules) -> SuppliedJudge:
+        with self._judging:
+            judge = self._judges.get(id(identified))
+            if judge is None:
+                judge = SuppliedJudge(identified.image, self.device.capabilities)
+                self._judges[id(identified)] = judge
+        return judge
+
+    def _identified(self, job: int) -> tuple[PreparedPipelines, IdentifiedModules, int]:
+        part, own = self.parts.part_of(job)
+        assert part.identified is not None  # noqa: S101 - other jobs are never missed
+        return part, part.identified, own
+
+    def _settle(self, jobs: Iterable[int]) -> None:
+        ready = list(jobs)
+        for job in ready:
+            del self._waits[job]
+            _, identified, own = self._identified(job)
+            identified.settle([own])
+        if ready:
+            with self.exchange.steering(reorders=False) as schedule:
+                schedule.supplied(ready)
+
+    def _refuse(self, jobs: Iterable[int], refusal: Refusal) -> None:
+        reasons = {job: refusal.reason for job in jobs if self._waits.pop(job, None) is not None}
+        if not reasons:
+            return
+        if refusal.unsupported:
+            self.settle(OutcomeStatus.SKIPPED, reasons)
+        with self.exchange.steering(reorders=False) as schedule:
+            schedule.exclude(reasons)
+
+    def record(self, table: OutcomeTable) -> IdentifiersRecord:
+        """The record, once all workers have ended."""
+        created, counts = np.isin(table.status, CREATED_CODES), self._counts
+        for first, part in self.parts.items():
+            if (identified := part.identified) is not None:
+                own = created[first : first + len(part.image)] & identified.lacking
+                modules = identified.image.modules
+                counts["created"] += int(np.count_nonzero(own))
+                counts["modules"] += len(modules)
+                counts["known"] += identified.known_at_start
+                counts["code_bytes"] += sum(each.code_size for each in modules)
+        return IdentifiersRecord(**counts)
+
+
+def _failure(error: BaseException) -> Refusal:
+    if isinstance(error, OrchestratorError):
+        return Refusal(str(error))
+    try:
+        words = str(error)
+    except Exception:  # noqa: BLE001 - the provider's own class, whose text is not worth a run
+        words = "it does not say why"
+    return Refusal(f"the provider failed: {type(error).__name__}: {words}")

@@ -58,7 +58,7 @@ from orchestrator.schedule.jobs import Int32s
 from orchestrator.schedule.scheduler import Assignment, Done, Scheduler, Wait
 
 if TYPE_CHECKING:
-    from orchestrator.run.supply import SpirvSupply
+    from orchestrator.run.identification import SpirvSupply
 
 
 class Worker:
@@ -238,7 +238,7 @@ class Run:
         return self._recorder.table
 
     def _supply_through(self, exchange: Exchange) -> None:
-        from orchestrator.run.supply import SpirvSupply  # most runs have all code
+        from orchestrator.run.identification import SpirvSupply  # most runs have all code
 
         def settle(status: OutcomeStatus, reasons: Mapping[int, str]) -> None:
             self.table.settle(status, reasons)  # another image replaces the table
