@@ -44,6 +44,7 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.identifiers import missed
 from orchestrator.errors import DeviceError, DriverError
+from orchestrator.run.binaries import HeldPipelines
 from orchestrator.run.options import NO_WORKER_CACHES, MergePolicy, sooner_ns
 from orchestrator.run.records import BinariesRecord, Duplicates, MergeReport, RollingReport
 from orchestrator.schedule.jobs import Int32s
@@ -485,8 +486,6 @@ class RunCaches:
     def _create_primary(self, data: bytes) -> PipelineSource:
         device = self.device
         if self.mode is CacheMode.BINARIES:
-            from orchestrator.run.binaries import HeldPipelines  # the other modes do without
-
             return HeldPipelines.of(device)
         if self._looks_up and device.features.internally_synchronized_merge:
             try:
@@ -657,10 +656,6 @@ class RunCaches:
 
     def binaries(self) -> BinariesRecord | None:
         """The use of binaries; None in other modes. Also takes its notes."""
-        if self.mode is not CacheMode.BINARIES:
-            return None
-        from orchestrator.run.binaries import HeldPipelines
-
         if not isinstance(self.primary, HeldPipelines):
             return None
         self.notes += [each for each in self.primary.notes if each not in self.notes]
