@@ -367,6 +367,8 @@ class BinaryStore:
                 evicted = _evict(sql, max(0, int(self.bound_bytes * _LOW_WATER) - size))
             writer = _PipelineWriter(sql, _number_of(sql, generation, make=True), generation.digest)
             report = sum(map(writer.put, batch), PutReport(evicted=evicted))
+            if writer.has_replaced:
+                _remove_orphans(sql)
         if size >= _FLUSHED:
             self._state.flush()  # a long log could not be emptied on a full disk
         return report
@@ -407,9 +409,8 @@ class BinaryStore:
             damaged = [each for number, about in known if about for each in _damaged(sql, number, about)]
         with self._writing() as sql:
             sql.executemany("DELETE FROM binary_generation WHERE id = ?", removed)
-            _drop(sql, damaged)
-            for _, table, condition in _ORPHANS:
-                sql.execute(f"DELETE FROM {table} WHERE {condition}")
+            sql.executemany(_DROP, [(each,) for each in damaged])
+            _remove_orphans(sql)
 
     # --- figures
 
@@ -465,6 +466,8 @@ _ORPHANS: Final = (
     ("binaries are used by no pipeline", "binary_payload", "id NOT IN (SELECT payload FROM binary_use)"),
 )
 """What nothing refers to: in words, its table, and the condition."""
+
+_DROP: Final = "DELETE FROM binary_pipeline WHERE id = ?"
 
 
 class StoreReader:
@@ -575,7 +578,7 @@ class _PipelineWriter:
         self._number = number
         self._digest = digest
         self._now = int(time.time())
-        self._there: dict[bytes, int] = {}
+        self.has_replaced = False
 
     def put(self, pipeline: StoredPipeline) -> PutReport:
         """Store one, or note its use."""
@@ -628,24 +631,23 @@ class _PipelineWriter:
         if found == [*keys, proof] and sql.execute(query, (number,)).fetchall() == uses:
             sql.execute("UPDATE binary_pipeline SET used_s = ? WHERE id = ?", (self._now, number))
             return True
-        _drop(sql, [number], keep={payload for _, _, payload in uses})
+        self.has_replaced = True
+        sql.execute(_DROP, (number,))
+        sql.execute("DELETE FROM binary_use WHERE pipeline = ?", (number,))
         return False
 
     def _payload(self, name: bytes, data: bytes) -> tuple[int, int]:
         """The number of a binary that is stored, and the bytes that were written; a damaged one is mended."""
-        if name in self._there:
-            return self._there[name], 0
-        row = self._sql.execute("SELECT id, data FROM binary_payload WHERE hash = ?", (name,)).fetchone()
-        if row is None:
-            made = self._sql.execute("INSERT INTO binary_payload (hash, data) VALUES (?, ?)", (name, data))
-            number, written = made.lastrowid, len(data)
-        else:
-            number, written = row[0], 0 if row[1] == data else len(data)
-            if written:
-                self._sql.execute("UPDATE binary_payload SET data = ? WHERE id = ?", (data, number))
-        assert number is not None  # noqa: S101 - of an INSERT
-        self._there[name] = number
-        return number, written
+        query = "SELECT id, data = ? FROM binary_payload WHERE hash = ?"
+        number, is_whole = self._sql.execute(query, (data, name)).fetchone() or (0, False)
+        if is_whole:
+            return number, 0
+        made = self._sql.execute(
+            "INSERT INTO binary_payload (hash, data) VALUES (?, ?)"
+            " ON CONFLICT (hash) DO UPDATE SET data = excluded.data RETURNING id",
+            (name, data),
+        )
+        return made.fetchone()[0], len(data)
 
 
 def _column(sql: sqlite3.Connection, query: str, values: Sequence[object] = ()) -> list[Any]:
@@ -728,22 +730,15 @@ def _evict(sql: sqlite3.Connection, most_bytes: int) -> int:
         oldest = _column(sql, query, (-(-count // _EVICTED_AT_ONCE),))
         if not oldest:
             break
-        _drop(sql, oldest)
+        sql.executemany(_DROP, [(each,) for each in oldest])
+        _remove_orphans(sql)
         evicted += len(oldest)
     return evicted
 
 
-def _drop(sql: sqlite3.Connection, pipelines: Sequence[int], keep: Iterable[int] = ()) -> None:
-    """Remove pipelines by number, and the binaries that nothing else uses, unless they are to be kept."""
-    payloads: set[int] = set()
-    for each in pipelines:
-        payloads.update(_column(sql, "SELECT payload FROM binary_use WHERE pipeline = ?", (each,)))
-    sql.executemany("DELETE FROM binary_use WHERE pipeline = ?", [(each,) for each in pipelines])
-    sql.executemany("DELETE FROM binary_pipeline WHERE id = ?", [(each,) for each in pipelines])
-    sql.executemany(
-        "DELETE FROM binary_payload WHERE id = ? AND NOT EXISTS (SELECT 1 FROM binary_use WHERE payload = ?)",
-        [(each, each) for each in payloads.difference(keep)],
-    )
+def _remove_orphans(sql: sqlite3.Connection) -> None:
+    for _, table, condition in _ORPHANS:
+        sql.execute(f"DELETE FROM {table} WHERE {condition}")
 
 
 def _proves(name: object, data: object) -> bool:
