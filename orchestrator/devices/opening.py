@@ -66,7 +66,6 @@ def open_device(
     *,
     request: DeviceRequest | None = None,
     driver_caches: bool = False,
-    count_host_memory: bool = False,
     wishes: HostWishes = NO_WISHES,
 ) -> Device:
     """Open a device. Leaves the process as it is. Blocks as long as the driver needs: any thread may call it.
@@ -81,8 +80,6 @@ def open_device(
         driver_caches: Leave the driver's own caches on. Otherwise they are off where the device can turn them
             off (VkDevicePipelineBinaryInternalCacheControlKHR) or the environment does; `DeviceFeatures` says
             which.
-        count_host_memory: Count the host memory of caches and pipelines through VkAllocationCallbacks; it
-            costs a call into Python per allocation.
         wishes: What the caller wants of instance and device for use of its own; `Device.handles` has them.
             Extensions that pipelines do not need may change the keys that a driver gives them. Without
             effect on the simulated device.
@@ -115,7 +112,6 @@ def open_device(
             chosen.name,
             request=request,
             driver_caches=driver_caches,
-            count_host_memory=count_host_memory,
             wishes=wishes,
         )
     except NoDeviceError:

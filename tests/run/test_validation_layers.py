@@ -415,14 +415,14 @@ def test_every_entry_of_the_tables_is_needed(runs: LayeredRuns) -> None:
 _WITH_A_DEVICE: Final = """
 import threading
 import numpy as np
-from orchestrator.devices.vulkan import context as module
-from orchestrator.devices.opening import open_device
 from orchestrator.devices.device import NO_SOURCE
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.devices.vulkan.context import HostMemory
+from orchestrator.devices.vulkan.context import DeviceContext
+from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.sets.sample import sample_path
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
+from tests.devices.vulkan.host_memory import HostMemory
 
 
 class InterruptedMemory(HostMemory):
@@ -436,10 +436,10 @@ class InterruptedMemory(HostMemory):
         return super()._allocate(*arguments)
 
 
-module.HostMemory = InterruptedMemory
+memory = InterruptedMemory()
 maintenance8 = "VkPhysicalDeviceMaintenance8FeaturesKHR", "maintenance8"
 request = DeviceRequest(features=frozenset({maintenance8}))
-device = open_device("radv:navi21", request=request, count_host_memory=True)
+device = VulkanDevice(DeviceContext.open(driver="radv", request=request, allocator=memory.callbacks))
 with PipelineSet.open(sample_path()) as source:
     image = build_image(source, source.pipelines[:1], device.capabilities).image
 prepared = device.prepare(image)

@@ -1,16 +1,9 @@
-"""An open VkDevice: the handles that every call needs, its features, and its owner.
-
-`HostMemory` counts a driver's allocations through VkAllocationCallbacks (specification, "Host Memory"). Its
-callbacks take the GIL, so an allocation costs microseconds instead of tens of nanoseconds: it is opt-in, and
-never for benchmarks. It needs a libc with posix_memalign. Direct allocations from the C library are not
-counted.
-"""
+"""An open VkDevice: the handles that every call needs, its features, and its owner."""
 
 from __future__ import annotations
 
 import operator
 import os
-import threading
 from collections.abc import Iterable
 from typing import Any, Final, Self
 
@@ -51,76 +44,6 @@ from orchestrator.devices.vulkan.instance import (
 from orchestrator.errors import NoDeviceError
 from orchestrator.registry import registry
 
-_SMALLEST_ALIGNMENT: Final = 8
-
-
-class HostMemory:
-    """Counters behind one set of callbacks. Thread-safe; must outlive the device that uses it.
-
-    Attributes:
-        callbacks: VkAllocationCallbacks *.
-        live_bytes: Bytes allocated and not freed.
-        peak_bytes: Maximum of `live_bytes`.
-        allocations: Number of allocations so far, reallocations included.
-    """
-
-    def __init__(self) -> None:
-        from cffi import FFI  # here, because its C parser takes a tenth of the start-up
-
-        self._libc_ffi = FFI()
-        self._libc_ffi.cdef("int posix_memalign(void **, size_t, size_t); void free(void *);")
-        self._libc = self._libc_ffi.dlopen(None)
-        self._sizes: dict[int, int] = {}
-        self._lock = threading.Lock()
-        self.live_bytes = 0
-        self.peak_bytes = 0
-        self.allocations = 0
-        self.callbacks = ffi.new("VkAllocationCallbacks *")
-        fields = dict(ffi.typeof("VkAllocationCallbacks").fields)
-        self._kept = [
-            ffi.callback(fields["pfnAllocation"].type, self._allocate, error=ffi.NULL),
-            ffi.callback(fields["pfnReallocation"].type, self._reallocate, error=ffi.NULL),
-            ffi.callback(fields["pfnFree"].type, self._free),
-        ]
-        self.callbacks.pfnAllocation, self.callbacks.pfnReallocation, self.callbacks.pfnFree = self._kept
-
-    def _allocate(self, user: Any, size: int, alignment: int, scope: int) -> Any:
-        del user, scope
-        out = self._libc_ffi.new("void **")
-        if not size or self._libc.posix_memalign(out, max(alignment, _SMALLEST_ALIGNMENT), size):
-            return ffi.NULL
-        address = int(self._libc_ffi.cast("uintptr_t", out[0]))
-        with self._lock:
-            self._sizes[address] = size
-            self.live_bytes += size
-            self.allocations += 1
-            self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        return ffi.cast("void *", address)
-
-    def _reallocate(self, user: Any, original: Any, size: int, alignment: int, scope: int) -> Any:
-        if not original:
-            return self._allocate(user, size, alignment, scope)
-        if not size:
-            self._free(user, original)
-            return ffi.NULL
-        moved = self._allocate(user, size, alignment, scope)
-        if moved:
-            with self._lock:
-                old = self._sizes[int(ffi.cast("uintptr_t", original))]
-            ffi.memmove(moved, original, min(old, size))
-            self._free(user, original)
-        return moved
-
-    def _free(self, user: Any, memory: Any) -> None:
-        del user
-        if not memory:
-            return
-        address = int(ffi.cast("uintptr_t", memory))
-        with self._lock:
-            self.live_bytes -= self._sizes.pop(address)
-        self._libc.free(self._libc_ffi.cast("void *", address))
-
-
 _INTERNAL_CACHE_CONTROL: Final = "VkDevicePipelineBinaryInternalCacheControlKHR"
 _ADDRESSES: Final = (
     "instance",
@@ -140,7 +63,6 @@ class DeviceContext:
     handle: Any
     commands: DeviceCommands
     allocator: Any
-    host_memory: HostMemory | None  # the counters behind the allocator, or None where memory is not counted
     identity: DeviceIdentity
     capabilities: Capabilities
     features: DeviceFeatures
@@ -161,10 +83,10 @@ class DeviceContext:
         *,
         request: DeviceRequest | None = None,
         driver_caches: bool = False,
-        count_host_memory: bool = False,
+        allocator: Any = ffi.NULL,
         wishes: HostWishes = NO_WISHES,
     ) -> Self:
-        """Create instance and device; see `orchestrator.devices.open_device`."""
+        """Create instance and device; see `open_device`. `allocator`: VkAllocationCallbacks *, or null."""
         wanted = request or DeviceRequest()
         instance = VulkanInstance.create(
             wanted.application if request is not None else None, wishes.instance_extensions
@@ -175,8 +97,6 @@ class DeviceContext:
                 instance, physical, evolve(wanted, extensions=wanted.extensions | wishes.device_extensions)
             )
             _check_extensions(capabilities, physical, wishes)
-            memory = HostMemory() if count_host_memory else None
-            allocator = ffi.NULL if memory is None else memory.callbacks
             cache_control = not driver_caches and bool(
                 capabilities.property_value(
                     "VkPhysicalDevicePipelineBinaryPropertiesKHR", "pipelineBinaryInternalCacheControl"
@@ -192,7 +112,6 @@ class DeviceContext:
                 handle,
                 DeviceCommands(instance.commands, handle),
                 allocator,
-                memory,
                 physical.identity,
                 capabilities,
                 _offered(capabilities, _driver_caches(physical.identity, cache_control), layers),
@@ -241,7 +160,6 @@ class DeviceContext:
             device,
             DeviceCommands(instance.commands, device),
             ffi.cast("VkAllocationCallbacks *", handles.allocation_callbacks),
-            None,
             physical.identity,
             capabilities,
             _offered(capabilities, _driver_caches(physical.identity, cache_control=False), layers),

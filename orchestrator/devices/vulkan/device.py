@@ -65,7 +65,6 @@ class VulkanDevice(Device):
 
     Attributes:
         context: The device itself; `close` closes it.
-        host_memory: The counters of host memory, or None where it is not counted.
     """
 
     inspects = True
@@ -73,7 +72,6 @@ class VulkanDevice(Device):
     def __init__(self, context: DeviceContext, *, module_limit: int = DEFAULT_LIMIT) -> None:
         super().__init__()
         self.context: Final = context
-        self.host_memory: Final = context.host_memory
         self.identity = context.identity
         self.features = context.features
         self.capabilities: Capabilities = context.capabilities

@@ -13,13 +13,13 @@ from orchestrator.devices.device import Device
 from orchestrator.devices.opening import adopt_device, open_device
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, HostWishes, OtherFeatures
 from orchestrator.devices.vulkan._generated import ffi
-from orchestrator.devices.vulkan.context import HostMemory
 from orchestrator.errors import DeviceError, NoDeviceError
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import RunReport
 from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.pipeline_set import PipelineSet
+from tests.devices.vulkan.host_memory import HostMemory
 from tests.drivers import each_driver
 from tests.hosts.python_host import HostSettings, PythonHost
 from tests.run.test_validation_layers import FALSE_ALARMS
