@@ -330,12 +330,7 @@ class Output:
 
     def message(self, *parts: str | Text) -> None:
         """Write a line to stderr."""
-        stream = self._streams[1]
-        if stream.isatty() or not all(isinstance(each, str) for each in parts):
-            self.err.print(_joined(parts), soft_wrap=True)
-        else:  # not coloured, so nothing is loaded for it
-            stream.write("".join(printable(str(each)) for each in parts) + "\n")
-            stream.flush()
+        self.err.print(_joined(parts), soft_wrap=True)
 
     def problem(self, *parts: str | Text) -> None:
         """Write a line that says what went wrong: among the results, or with --quiet to stderr."""

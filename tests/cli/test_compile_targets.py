@@ -53,10 +53,10 @@ def test_neither_cache_of_two_targets_loads_on_the_other(call: Call, small_set: 
     names = [each["device"]["device_name"] for each in reports]
     assert [name.rpartition("(")[2] for name in names] == ["RADV NAVI21)", "RADV NAVI31)"]
     for target, own, other in zip(targets, files, reversed(files), strict=True):
-        shown = run_program("inspect", own, "--device", target, "--json")
+        shown = call("inspect", own, "--device", target, "--json")
         assert shown.code == ExitCode.OK
         assert inspected(shown)["offered"]["accepted"] is True
-        refused = run_program("inspect", other, "--device", target, "--json")
+        refused = call("inspect", other, "--device", target, "--json")
         assert refused.code == ExitCode.BAD_INPUT
         offered = inspected(refused)["offered"]
         assert offered["status"] == "OTHER_DEVICE"
@@ -312,15 +312,6 @@ def test_a_selector_that_is_not_utf8_is_no_device(call: Call, small_set: Path, t
         assert done.code == ExitCode.NO_DEVICE
         assert "it is not UTF-8" in done.err
     assert not (tmp_path / "pack").exists()
-
-
-def test_quiet_shows_nothing_but_errors(call: Call, small_set: Path, tmp_path: Path) -> None:
-    for more in ((), ("--out", tmp_path / "pack")):
-        done = call("compile", small_set, "-q", "-d", "simulated", "--cache-dir", tmp_path / "cache", *more)
-        assert (done.code, done.out, done.err) == (ExitCode.OK, "", "")
-    wrong = call("compile", small_set, "-q", "-d", "no such device", "--cache-dir", tmp_path / "cache")
-    assert wrong.code == ExitCode.NO_DEVICE
-    assert "no device answers" in wrong.err
 
 
 def test_every_target_says_what_went_wrong(call: Call, tmp_path: Path) -> None:

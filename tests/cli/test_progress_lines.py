@@ -12,11 +12,8 @@ from typing import Any
 import pytest
 
 from orchestrator.cli import control
-from orchestrator.cli.compile_view import CompileView
 from orchestrator.cli.control import EventWriter
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.output import Output
-from orchestrator.cli.progress import PlainView
 from orchestrator.devices.image import PipelineKind
 from orchestrator.run.records import Hash, Progress, SlowInFlight
 from tests.cli.conftest import Call
@@ -89,20 +86,6 @@ def test_a_parent_is_told_that_a_signal_stops_a_compile(
     os.close(descriptor)
     texts = [str(each["text"]) for each in events(path) if each["event"] == "message"]
     assert [each.partition(":")[0] for each in texts] == ["stopping"]
-
-
-def test_fields_of_progress(tmp_path: Path) -> None:
-    path = tmp_path / "progress"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
-    view = CompileView(PlainView(Output(json=True)), EventWriter(descriptor), 2)
-    view.progress("radv", PROGRESS, PROGRESS)
-    os.close(descriptor)
-    one, overall = events(path)
-    assert one.pop("target") == "radv"
-    assert overall.pop("target") is None
-    assert one == overall | {"at_s": one["at_s"]}
-    assert one["slowest"] == {"key": "00000000000000ff", "kind": "compute", "pipelines": 2, "age_s": 1.5}
-    assert (one["done"], one["hits"], one["eta_s"]) == (3, 1, 4.5)
 
 
 @pytest.mark.parametrize("text", ["json", "jsonl:", "jsonl:x", "jsonl:-1", "csv:3", "jsonl:3:4"])
