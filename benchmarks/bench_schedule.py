@@ -1,4 +1,4 @@
-"""Makespan and throughput of the scheduler, without a driver: JSON lines and a table.
+"""How near to the best possible does a schedule end? Without a driver: JSON lines and a table.
 
     makespan    How close to optimal is a run whose jobs differ a thousandfold in cost? A discrete-event
                 simulation in which only the jobs take time. Contenders: the scheduler with exact costs, with
@@ -10,14 +10,10 @@
                 scheduler knows none of them, or those of an earlier run.
     blind       Jobs of 20 to 40 ms with unknown costs: the scheduler against a list in random order, and
                 against the longest first, as if costs were known.
-    throughput  Jobs per second through request and finished on one core, with batches as in a warm run (all
-                hits) and with one job per batch; bytes per job.
 
 It cannot show contention, or the cost of driver calls and of the lock around the scheduler.
 
-The simulation is deterministic; its samples are seeds. Each sample of the throughput is a fresh process;
-sizes are interleaved, and the first round is an omitted warm-up. Separate processes count bytes, since
-counting is slow.
+The simulation is deterministic; its samples are seeds.
 
 Command: python -m benchmarks.bench_schedule --output benchmarks/results/2-cores/schedule.jsonl
 """
@@ -29,10 +25,6 @@ import functools
 import heapq
 import json
 import statistics
-import subprocess
-import sys
-import time
-import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,8 +53,6 @@ SIGMA = 1.5
 MEDIAN_NS = 2_000_000
 JOBS = 10_000
 WORKERS = (2, 8, 64)
-SIZES = (10_000, 100_000, 1_000_000)
-HIT_NS = 1_300
 AS_GIVEN = ScheduleOptions(order=Order.GIVEN, expect_hits=0.0)
 ONE_BY_ONE = ScheduleOptions(order=Order.GIVEN, expect_hits=0.0, batch_limit=1)
 ANSWER_WORKERS = 16
@@ -276,75 +266,6 @@ def _run_given(graph: JobGraph, costs: Costs, workers: int) -> int:
     return simulated_makespan(Scheduler(graph, workers, AS_GIVEN), costs, workers)
 
 
-def throughput_sample(jobs: int, batches: str) -> Row:
-    """Time one schedule, from the graph to the end; in this process."""
-    graph = graph_of(costs_of(jobs, 1), jobs)
-    options = ScheduleOptions(batch_limit=256 if batches == "warm" else 1)
-    workers = 2
-    started = time.perf_counter_ns()
-    cpu = time.thread_time_ns()
-    scheduler = Scheduler(graph, workers, options)
-    entered = time.perf_counter_ns()
-    calls = worker = 0
-    while isinstance(answer := scheduler.request(worker), Assignment):
-        size = len(answer.indices)
-        scheduler.finished(worker, answer, hits=size, compiles=0, elapsed_ns=size * HIT_NS)
-        calls += 1
-        worker = 1 - worker
-    ended = time.perf_counter_ns()
-    if scheduler.done != jobs:
-        raise RuntimeError(f"{scheduler.done} of {jobs} jobs are done")
-    return {
-        "question": "throughput",
-        "batches": batches,
-        "jobs": jobs,
-        "calls": calls,
-        "enter_ns": entered - started,
-        "run_ns": ended - entered,
-        "cpu_ns": time.thread_time_ns() - cpu,
-        "jobs_per_s": round(jobs / (ended - entered) * 1e9),
-        "jobs_per_s_with_entering": round(jobs / (ended - started) * 1e9),
-    }
-
-
-def memory_sample(jobs: int, _: str) -> Row:
-    """Count the bytes of one schedule: held after entering, and at the highest."""
-    graph = graph_of(costs_of(jobs, 1), jobs)
-    tracemalloc.start()
-    scheduler = Scheduler(graph, 2)
-    held, entering = tracemalloc.get_traced_memory()
-    while isinstance(answer := scheduler.request(0), Assignment):
-        scheduler.finished(0, answer, hits=len(answer.indices), elapsed_ns=len(answer.indices) * HIT_NS)
-    ended, highest = tracemalloc.get_traced_memory()
-    return {
-        "question": "memory",
-        "jobs": jobs,
-        "bytes_per_job": round(held / jobs, 1),
-        "bytes_per_job_at_end": round(ended / jobs, 1),
-        "bytes_per_job_highest": round(max(entering, highest) / jobs, 1),
-    }
-
-
-def in_a_fresh_process(what: str, jobs: int, batches: str) -> Row:
-    """Take one sample in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.bench_schedule", "--sample", what, str(jobs), batches]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    row: Row = json.loads(done.stdout)
-    return row
-
-
-def throughput_rows(samples: int) -> Iterator[Row]:
-    """Rows of interleaved samples; the first round warms up."""
-    cases = [(size, "warm") for size in SIZES] + [(10_000, "single"), (100_000, "single")]
-    for number in range(samples + 1):
-        for size, batches in cases:
-            row = in_a_fresh_process("throughput", size, batches)
-            if number:
-                yield row | {"sample": number}
-    for size in SIZES:
-        yield in_a_fresh_process("memory", size, "")
-
-
 def table(rows: list[Row]) -> str:
     """The rows, medians and spread, for people."""
     lines = ["makespan / bound            workers   median      min      max"]
@@ -376,24 +297,6 @@ def table(rows: list[Row]) -> str:
         above = sum(each > 1.1 for each in ratios) / len(ratios)
         middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
         lines.append(f"{name:26} {jobs:6} {middle:8.3f} {low:8.3f} {high:8.3f} {above:9.0%}")
-    lines += ["", "throughput       jobs   jobs/s median      min      max   with entering   us/call"]
-    found = [row for row in rows if row["question"] == "throughput"]
-    for batches, size in dict.fromkeys((row["batches"], row["jobs"]) for row in found):
-        same = [row for row in found if (row["batches"], row["jobs"]) == (batches, size)]
-        speeds = [row["jobs_per_s"] for row in same]
-        whole = statistics.median(row["jobs_per_s_with_entering"] for row in same)
-        call = statistics.median(row["run_ns"] / row["calls"] for row in same) / 1000
-        lines.append(
-            f"{batches:8} {size:12,} {statistics.median(speeds):15,.0f} {min(speeds):8,} {max(speeds):8,} "
-            f"{whole:15,.0f} {call:9.1f}"
-        )
-    lines += ["", "memory           jobs   bytes/job held   at end   highest"]
-    lines += [
-        f"{row['jobs']:21,} {row['bytes_per_job']:16} {row['bytes_per_job_at_end']:8} "
-        f"{row['bytes_per_job_highest']:9}"
-        for row in rows
-        if row["question"] == "memory"
-    ]
     return "\n".join(lines)
 
 
@@ -402,18 +305,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="write JSON lines here")
     parser.add_argument("--samples", type=int, default=5, help="samples, and seeds of the simulation")
-    questions = ("makespan", "answers", "blind", "throughput")
+    questions = ("makespan", "answers", "blind")
     parser.add_argument("--question", nargs="+", choices=questions, default=questions, help="default: all")
     parser.add_argument("--set", nargs="+", type=Path, default=[sample_path()], help="archives, for answers")
     parser.add_argument("--costs", nargs="+", type=Path, default=[], help="a cold run's report for each set")
     parser.add_argument("--each-ns", type=int, default=2_400_000, help="mean cost where it is drawn")
-    parser.add_argument("--sample", nargs=3, metavar=("WHAT", "JOBS", "BATCHES"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.sample:
-        what, jobs, batches = arguments.sample
-        take = throughput_sample if what == "throughput" else memory_sample
-        print(json.dumps(take(int(jobs), batches)))
-        return
     samples, asked = arguments.samples, arguments.question
     if arguments.costs and len(arguments.costs) != len(arguments.set):
         parser.error(f"--costs: {len(arguments.costs)} reports for {len(arguments.set)} sets")
@@ -424,8 +321,6 @@ def main() -> None:
         rows += answers_rows(arguments.set, arguments.costs, samples, arguments.each_ns)
     if "blind" in asked:
         rows += blind_rows(samples)
-    if "throughput" in asked:
-        rows += throughput_rows(samples)
     if arguments.output is not None:
         arguments.output.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     print(table(rows))

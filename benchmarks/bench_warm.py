@@ -79,7 +79,6 @@ def bare_loop(
         PipelineKind.COMPUTE,
         np.arange(count, dtype=np.int32),
         fail_on_compile_required=False,
-        span=slice(0, count),
     )
     handles = np.zeros(count, np.uint64)
     stride, first, out = infos.shape[1], infos.ctypes.data, handles.ctypes.data

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
+from typing import Any
 
-import msgspec
 from attrs import asdict, define, evolve, field, frozen
 
 from orchestrator.bench.findings import (
@@ -64,19 +64,12 @@ _Arm = tuple[Contender, bool]
 
 @frozen
 class CalibrationProgress:
-    """The progress of a calibration.
+    """The progress of a calibration."""
 
-    Attributes:
-        done: Number of processes that have ended.
-        total: Expected number of processes.
-        now: The current measurement, in words.
-        left_s: Upper bound of the time to go, s; None while it is unknown.
-    """
-
-    done: int
-    total: int
-    now: str
-    left_s: float | None = None
+    done: int  # Number of processes that have ended.
+    total: int  # Expected number of processes.
+    now: str  # The current measurement, in words.
+    left_s: float | None = None  # Upper bound of the time to go, s; None while it is unknown.
 
 
 @frozen
@@ -179,14 +172,8 @@ class _Calibration:
                 findings += weighed
             batch, finding = self._choose_batch(warm)
             findings.append(finding)
-        profile = msgspec.structs.replace(
-            self._profile(probed),
-            findings=tuple(findings),
-            cold=cold,
-            warm=warm,
-            batch=batch,
-            binaries=binaries,
-        )
+        conclusions = {"cold": cold, "warm": warm, "batch": batch, "binaries": binaries}
+        profile = self._profile(probed, findings=tuple(findings), **conclusions)
         return Calibrated(filled.identity, profile, self.stopped)
 
     def _weigh_binaries(
@@ -246,26 +233,20 @@ class _Calibration:
         return answer
 
     def _fill(self, what: str, directory: str, mode: CacheMode) -> Answer:
-        job = FillJob(
-            set_paths=self.set_paths,
-            device=self.device,
-            workers=max(2, self.most),  # a merge needs two caches, even with one processor
-            cache_directory=str(self.directory / directory),
-            mode=mode,
-            passes=_FILL_PASSES if mode == CacheMode.SHARED else 0,
-            profiles=self.profiles,
-        )
-        return self._do(what, job)
+        workers = max(2, self.most)  # a merge needs two caches, even with one processor
+        passes = _FILL_PASSES if mode == CacheMode.SHARED else 0
+        return self._do(what, FillJob(**self._set(directory), workers=workers, mode=mode, passes=passes))
 
     def _ask(self, what: str, step: ProbeStep, directory: str) -> Answer:
-        job = ProbeJob(
-            step=step,
-            set_paths=self.set_paths,
-            device=self.device,
-            cache_directory=str(self.directory / directory),
-            profiles=self.profiles,
-        )
-        return self._do(what, job)
+        return self._do(what, ProbeJob(**self._set(directory), step=step))
+
+    def _set(self, directory: str) -> dict[str, Any]:
+        return {
+            "set_paths": self.set_paths,
+            "device": self.device,
+            "cache_directory": str(self.directory / directory) if directory else "",
+            "profiles": self.profiles,
+        }
 
     def _probe(self) -> ProbeResult:
         result = ProbeResult(set_pipelines=self.filled.pipelines, cold_hits=self.filled.hits)
@@ -393,7 +374,13 @@ class _Calibration:
                     self._take(arm, number, rows, rest_s + self._expected_s(each for each, _ in arms[place:]))
             if self.stopped:
                 break
-        return self._table(groups, rows, figure, begun)
+        table, out = SampleTable(rows, figure), dict[Contender, str]()
+        for each, words in (item for group in groups for item in fallen_behind(table, group).items()):
+            samples = len(table.of(each))
+            if samples < begun and each not in self.left_out:
+                out[each] = "fell behind"
+                self.dropped.append(Dropped(**asdict(each), samples=samples, rounds=begun, words=words))
+        return SampleTable(rows, figure, out | dict.fromkeys(self.squeezed, "did not fit the time limit"))
 
     def _arms(self, groups: Sequence[Sequence[Contender]], number: int, table: SampleTable) -> list[_Arm]:
         """The arms of a round, the first one in the order of their rank."""
@@ -406,29 +393,11 @@ class _Calibration:
                 arms += taken
         return arms
 
-    def _table(
-        self,
-        groups: Sequence[Sequence[Contender]],
-        rows: list[Sample],
-        figure: Callable[[Sample], float],
-        begun: int,
-    ) -> SampleTable:
-        table, out = SampleTable(rows, figure), dict[Contender, str]()
-        for group in groups:
-            for each, words in fallen_behind(table, group).items():
-                samples = len(table.of(each))
-                if samples < begun and each not in self.left_out:
-                    out[each] = "fell behind"
-                    self.dropped.append(Dropped(**asdict(each), samples=samples, rounds=begun, words=words))
-        return SampleTable(rows, figure, out | dict.fromkeys(self.squeezed, "did not fit the time limit"))
-
     def _take(self, arm: _Arm, number: int, rows: list[Sample], left_s: float | None) -> None:
         contender, control = arm
         warm, binaries = contender.start == Start.WARM, contender.mode is CacheMode.BINARIES
-        directory = self.directory / ("binaries" if binaries else "shared")
         job = SampleJob(
-            set_paths=self.set_paths,
-            device=self.device,
+            **self._set(("binaries" if binaries else "shared") if warm else ""),
             start=contender.start,
             duplicates=0.0,
             workers=contender.workers,
@@ -437,8 +406,6 @@ class _Calibration:
             round=number,
             batch=contender.batch,
             passes=self.passes if warm and rows is not self.binary_rows else 1,
-            cache_directory=str(directory) if warm else "",
-            profiles=self.profiles,
         )
         words = f"round {number + 1} of {self.rounds}: {contender.words}" + (" (control)" if control else "")
         answer = self._do(words, job, left_s)
@@ -455,7 +422,7 @@ class _Calibration:
         rows.append(answer)
         self.took.setdefault(contender, []).append(answer.process_s)
 
-    def _profile(self, probed: ProbeResult) -> CalibrationProfile:
+    def _profile(self, probed: ProbeResult, **conclusions: object) -> CalibrationProfile:
         filled, samples = self.filled, SampleTable(self.rows)
         rows = [*self.rows, *self.binary_rows, *self.batch_rows]
         machine, cores = filled.environment, available_workers()
@@ -489,13 +456,10 @@ class _Calibration:
                 *SampleTable(self.binary_rows, use_of).figures(),
                 *SampleTable(self.batch_rows).figures(),
             ),
-            findings=(),
-            cold=None,
-            warm=None,
-            batch=None,
             merge_works=probed.merge_works,
             cache_keeps=probed.cache_keeps,
             read_back_grows=probed.read_back_grows,
             dropped=tuple(self.dropped),
             notes=tuple(notes),
+            **conclusions,
         )

@@ -44,26 +44,18 @@ _EQUALLY_BUSY: Final = 0.1
 
 @frozen
 class CellChange:
-    """One cell in both files.
-
-    Attributes:
-        seconds_before: Median time of one pass over the set, keys and merge included, in the first file.
-        time: Time in the second file over time in the first; no verdict unless both were equally busy.
-        cpu: The same for CPU time per pipeline.
-        memory: The same for peak memory; no verdict if the numbers of passes differ.
-        refused_added: Increase of the number of pipelines that the driver refuses in one pass.
-        skipped_added: Increase of the number of pipelines that are skipped, such as those in quarantine.
-    """
+    """One cell in both files."""
 
     before: Cell
     after: Cell
-    seconds_before: float
+    seconds_before: float  # Median time of one pass over the set, keys and merge included, in the first file.
     seconds_after: float
+    # Time in the second file over time in the first; no verdict unless both were equally busy.
     time: Difference
-    cpu: Difference
-    memory: Difference
-    refused_added: int
-    skipped_added: int
+    cpu: Difference  # The same for CPU time per pipeline.
+    memory: Difference  # The same for peak memory; no verdict if the numbers of passes differ.
+    refused_added: int  # Increase of the number of pipelines that the driver refuses in one pass.
+    skipped_added: int  # Increase of the number of pipelines that are skipped, such as those in quarantine.
 
     @property
     def decisive(self) -> Difference:
@@ -73,21 +65,15 @@ class CellChange:
 
 @frozen
 class ChangeReport:
-    """The changes from one file to another.
+    """The changes from one file to another."""
 
-    Attributes:
-        changes: The cells that both files have.
-        failed: The last attempt of each arm that the first file measures and the second one could not.
-        differences: Other differences, such as the driver's version, in words.
-        pipelines_added: Increase of the number of pipelines; None if a file has several sets.
-    """
-
-    changes: tuple[CellChange, ...]
+    changes: tuple[CellChange, ...]  # The cells that both files have.
     only_before: tuple[Cell, ...]
     only_after: tuple[Cell, ...]
+    # The last attempt of each arm that the first file measures and the second one could not.
     failed: tuple[FailedSample, ...]
-    differences: tuple[str, ...]
-    pipelines_added: int | None
+    differences: tuple[str, ...]  # Other differences, such as the driver's version, in words.
+    pipelines_added: int | None  # Increase of the number of pipelines; None if a file has several sets.
 
     def slower(self, threshold: float = 0.0) -> tuple[CellChange, ...]:
         """Cells that are slower beyond noise, by more than the threshold, a share of their time."""

@@ -60,18 +60,14 @@ FIGURES: Final = (
 
 @frozen
 class CellReport:
-    """Figures of one cell: its samples, and medians with intervals.
-
-    Attributes:
-        figures: Those of `FIGURES`, by name.
-        efficiency: Throughput per worker against one worker; None if one worker was not measured.
-        inflation: CPU time per pipeline against one worker; None if one worker was not measured.
-    """
+    """Figures of one cell: its samples, and medians with intervals."""
 
     cell: Cell
     samples: tuple[Sample, ...] = field(repr=False)
-    figures: Mapping[str, Estimate]
+    figures: Mapping[str, Estimate]  # Those of `FIGURES`, by name.
+    # Throughput per worker against one worker; None if one worker was not measured.
     efficiency: Estimate | None
+    # CPU time per pipeline against one worker; None if one worker was not measured.
     inflation: Estimate | None
 
     def of(self, value: Callable[[Sample], float]) -> Estimate:
@@ -85,22 +81,16 @@ class CellReport:
 
 @frozen
 class Comparison:
-    """All modes under the same conditions against their baseline.
-
-    Attributes:
-        baseline: The mode to compare with: shared if it was measured.
-        control: Throughput of the A/A control, A'/A; None without one. Each figure has its own.
-        throughput: Throughput of each other mode over the baseline's, the merge included.
-        creation_rate: The same up to the barrier, over all passes.
-        locking: per-worker-internal over per-worker; None if one was not measured.
-    """
+    """All modes under the same conditions against their baseline."""
 
     conditions: Conditions
-    baseline: CacheMode
+    baseline: CacheMode  # The mode to compare with: shared if it was measured.
+    # Throughput of the A/A control, A'/A; None without one. Each figure has its own.
     control: Estimate | None
+    # Throughput of each other mode over the baseline's, the merge included.
     throughput: Mapping[CacheMode, Difference]
-    creation_rate: Mapping[CacheMode, Difference]
-    locking: Difference | None
+    creation_rate: Mapping[CacheMode, Difference]  # The same up to the barrier, over all passes.
+    locking: Difference | None  # per-worker-internal over per-worker; None if one was not measured.
 
     @property
     def topology(self) -> Difference | None:
@@ -110,23 +100,14 @@ class Comparison:
 
 @frozen
 class ContentionReport:
-    """What shared and private caches cost.
+    """What shared and private caches cost."""
 
-    Attributes:
-        cells: All cells, sorted.
-        comparisons: All comparisons, sorted by conditions.
-        verdicts: One sentence for each device and share of duplicates.
-        advice: Which mode to use on each device, and why.
-        warnings: What weakens the figures.
-        failed: The last attempt of each arm that could not be measured.
-    """
-
-    cells: tuple[CellReport, ...]
-    comparisons: tuple[Comparison, ...]
-    verdicts: tuple[str, ...]
-    advice: tuple[str, ...]
-    warnings: tuple[str, ...]
-    failed: tuple[FailedSample, ...] = ()
+    cells: tuple[CellReport, ...]  # All cells, sorted.
+    comparisons: tuple[Comparison, ...]  # All comparisons, sorted by conditions.
+    verdicts: tuple[str, ...]  # One sentence for each device and share of duplicates.
+    advice: tuple[str, ...]  # Which mode to use on each device, and why.
+    warnings: tuple[str, ...]  # What weakens the figures.
+    failed: tuple[FailedSample, ...] = ()  # The last attempt of each arm that could not be measured.
 
     @property
     def sample_of_devices(self) -> tuple[Sample, ...]:
@@ -232,18 +213,8 @@ def cell_texts(cell: CellReport, comparison: Comparison) -> dict[str, str]:
 
 
 def ratio_text(ratio: Estimate) -> str:
-    """A ratio as text, such as ``2.2× [2.1, 2.3]``.
-
-    It has as many digits, up to 4, as tell the interval's ends apart and those that are not 1 from 1.
-    """
-
-    def ends(digits: int) -> list[str]:
-        return [f"{each:.{digits}f}" for each in (ratio.low, ratio.high)]
-
-    one = [each == 1 for each in (ratio.low, ratio.high)]
-    enough = [each for each in range(1, 5) if [float(text) == 1 for text in ends(each)] == one] or [4]
-    digits = next((each for each in enough if len(set(ends(each))) > 1), enough[0])
-    return f"{ratio.median:.{digits}f}× [{', '.join(ends(digits))}]"
+    """A ratio as text, such as ``2.2× [2.1, 2.3]``."""
+    return f"{ratio.median:.3g}× [{ratio.low:.3g}, {ratio.high:.3g}]"
 
 
 def noise_text(control: Estimate | None) -> str:
@@ -252,21 +223,16 @@ def noise_text(control: Estimate | None) -> str:
 
 
 def rate_text(rate: Estimate) -> str:
-    """A rate as text, such as ``28.2k [28k, 29k]``."""
-    return f"{_short(rate.median, 3)} [{_short(rate.low)}, {_short(rate.high)}]"
+    """A rate as text, such as ``28.2k [28k, 28.6k]``."""
+    return f"{_short(rate.median)} [{_short(rate.low)}, {_short(rate.high)}]"
 
 
-def _short(value: float, digits: int = 2) -> str:
+def _short(value: float) -> str:
+    # "g" writes 999.6 with three digits as 1e+03.
     for unit, size in (("M", 1e6), ("k", 1e3)):
         if value >= size * 0.9995:
-            return f"{_rounded(value / size, digits)}{unit}"
-    return _rounded(value, digits)
-
-
-def _rounded(value: float, digits: int) -> str:
-    # "g" writes 99.6 with two digits as 1e+02.
-    whole = float(f"{value:.{digits}g}") >= 10**digits
-    return f"{value:.0f}" if whole else f"{value:.{digits}g}"
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
 
 
 def verdict_text(found: Difference | None) -> str:

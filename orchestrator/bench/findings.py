@@ -210,26 +210,19 @@ def choose_batch(
 
 @frozen
 class ProbeResult:
-    """The answers of the probes, which are single processes besides the samples.
+    """The answers of the probes, which are single processes besides the samples."""
 
-    Attributes:
-        set_pipelines: Pipelines that were handed to the driver.
-        cold_hits: Hits with an initially empty cache: pipelines that the driver considers equal to others.
-        shared_hits: Hits in a new process with the data of one shared cache; None if not tried.
-        merged_hits: Hits in a new process with the data of merged worker caches; None if not tried.
-        merge_warnings: Warnings of the merge.
-        sizes: Size of the cache after each round of load, use and read-back, bytes.
-        problem: Why the probes failed, or "".
-        missed: Description of the pipelines that the driver compiled although they were in the shared cache.
-    """
-
-    set_pipelines: int = 0
+    set_pipelines: int = 0  # Pipelines that were handed to the driver.
+    # Hits with an initially empty cache: pipelines that the driver considers equal to others.
     cold_hits: int = 0
+    # Hits in a new process with the data of one shared cache; None if not tried.
     shared_hits: int | None = None
+    # Hits in a new process with the data of merged worker caches; None if not tried.
     merged_hits: int | None = None
-    merge_warnings: tuple[str, ...] = ()
-    sizes: tuple[int, ...] = ()
-    problem: str = ""
+    merge_warnings: tuple[str, ...] = ()  # Warnings of the merge.
+    sizes: tuple[int, ...] = ()  # Size of the cache after each round of load, use and read-back, bytes.
+    problem: str = ""  # Why the probes failed, or "".
+    # Description of the pipelines that the driver compiled although they were in the shared cache.
     missed: str = ""
 
     @property

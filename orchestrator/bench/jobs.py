@@ -36,23 +36,14 @@ class BenchError(OrchestratorError):
 
 
 class SampleJob(Turn, frozen=True, kw_only=True, tag_field="job", tag="sample"):
-    """Take one sample.
+    """Take one sample."""
 
-    Attributes:
-        set_paths: The archives, or one manifest.
-        batch: Largest number of pipelines in a call.
-        passes: How many times the run creates the whole set.
-        cache_directory: Directory of the cache file for a warm run, which `FillJob` wrote.
-        trace: File for a timeline of the run, or "".
-        profiles: The directory of key profiles and quarantines, as for `compile`; "" for none.
-    """
-
-    set_paths: tuple[str, ...]
-    batch: int = BATCH_LIMIT
-    passes: int = 1
-    cache_directory: str = ""
-    trace: str = ""
-    profiles: str = ""
+    set_paths: tuple[str, ...]  # The archives, or one manifest.
+    batch: int = BATCH_LIMIT  # Largest number of pipelines in a call.
+    passes: int = 1  # How many times the run creates the whole set.
+    cache_directory: str = ""  # Directory of the cache file for a warm run, which `FillJob` wrote.
+    trace: str = ""  # File for a timeline of the run, or "".
+    profiles: str = ""  # The directory of key profiles and quarantines, as for `compile`; "" for none.
 
 
 class CacheJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,50 +56,31 @@ class CacheJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FillJob(CacheJob, frozen=True, kw_only=True, tag_field="job", tag="fill"):
-    """Compile a set once, save its cache, and measure the rate of cache hits.
-
-    Attributes:
-        compiles: False to inspect the set and the device only.
-        reuse: Keep an existing cache file that is proven, and compile nothing.
-        passes: How many times the hit measurements repeat the set; 0 for no such measurements.
-    """
+    """Compile a set once, save its cache, and measure the rate of cache hits."""
 
     workers: int
     mode: CacheMode = CacheMode.SHARED
-    compiles: bool = True
-    reuse: bool = False
-    passes: int = 8
+    compiles: bool = True  # False to inspect the set and the device only.
+    reuse: bool = False  # Keep an existing cache file that is proven, and compile nothing.
+    passes: int = 8  # How many times the hit measurements repeat the set; 0 for no such measurements.
 
 
 class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="filled"):
-    """The answer to a `FillJob`. If nothing was compiled, the fields after `pipelines` are 0 or empty.
-
-    Attributes:
-        set_hash: Hash over the names of its records, 16 hex digits.
-        pipelines: Pipelines that the device supports.
-        hits: Of these, hits in the initially empty cache: the driver considers them equal to others.
-        warm_rate: Hits per second of one worker; 0 if the cache keeps nothing.
-        warm_rate_most: Hits per second of all workers together.
-        warnings: Warnings of the merge.
-        not_kept: Why no cache file was saved, or "".
-        binaries: Whether the device has pipeline binaries.
-        cold_wall_ns: Elapsed time of compiling the set.
-        cold_driver_ns: Driver time of compiling it, summed over the workers.
-    """
+    """The answer to a `FillJob`. If nothing was compiled, the fields after `pipelines` are 0 or empty."""
 
     set_name: str
-    set_hash: str
+    set_hash: str  # Hash over the names of its records, 16 hex digits.
     identity: DeviceIdentity
     environment: Environment
-    pipelines: int
-    hits: int = 0
-    warm_rate: float = 0.0
-    warm_rate_most: float = 0.0
-    warnings: tuple[str, ...] = ()
-    not_kept: str = ""
-    binaries: bool = False
-    cold_wall_ns: int = 0
-    cold_driver_ns: int = 0
+    pipelines: int  # Pipelines that the device supports.
+    hits: int = 0  # Of these, hits in the initially empty cache: the driver considers them equal to others.
+    warm_rate: float = 0.0  # Hits per second of one worker; 0 if the cache keeps nothing.
+    warm_rate_most: float = 0.0  # Hits per second of all workers together.
+    warnings: tuple[str, ...] = ()  # Warnings of the merge.
+    not_kept: str = ""  # Why no cache file was saved, or "".
+    binaries: bool = False  # Whether the device has pipeline binaries.
+    cold_wall_ns: int = 0  # Elapsed time of compiling the set.
+    cold_driver_ns: int = 0  # Driver time of compiling it, summed over the workers.
 
     def passes(self, seconds: float, seconds_most: float) -> int:
         """How many times a warm run must repeat the set to keep one worker busy for so long.
@@ -140,27 +112,19 @@ class ProbeJob(CacheJob, frozen=True, kw_only=True, tag_field="job", tag="probe"
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="probed"):
-    """The answer to a `ProbeJob`.
-
-    Attributes:
-        missed: Description of the pipelines that were compiled although the cache was made from the whole
-            set; "" if all of them hit.
-        sizes: Size of the cache after each round of GROW, bytes.
-    """
+    """The answer to a `ProbeJob`."""
 
     hits: int
+    # Description of the pipelines that were compiled although the cache was made from the whole set; "" if
+    # all of them hit.
     missed: str = ""
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()  # Size of the cache after each round of GROW, bytes.
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="refused"):
-    """The answer to a job that cannot be done, for example because there is no such device.
+    """The answer to a job that cannot be done, for example because there is no such device."""
 
-    Attributes:
-        kind: Class name of the error; "crash" or "timeout" if the process crashed or hung.
-    """
-
-    kind: str
+    kind: str  # Class name of the error; "crash" or "timeout" if the process crashed or hung.
     reason: str
 
 

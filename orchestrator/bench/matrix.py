@@ -32,33 +32,23 @@ def in_turn(arms: Sequence[_T], number: int) -> tuple[_T, ...]:
 
 @frozen
 class Matrix:
-    """The options of a benchmark.
+    """The options of a benchmark."""
 
-    Attributes:
-        set_paths: The archives, or one manifest.
-        devices: Selectors.
-        modes: Cache topologies. The baseline is shared if it is one of them, else the first one.
-        duplicates: Shares of the pipelines that a run creates a second time, 0 to 1.
-        samples: Number of rounds after the warm-up.
-        batch: Largest number of pipelines in a call of a cold run.
-        warm_batch: The same for a warm run. With small calls, a warm run would measure the interpreter.
-        cache_directory: Directory of the caches for warm runs.
-        warm_passes: How many times a warm run repeats the set, by device.
-        profiles: The directory of key profiles and quarantines, as for `compile`; "" for none.
-    """
-
-    set_paths: tuple[str, ...]
-    devices: tuple[str, ...]
+    set_paths: tuple[str, ...]  # The archives, or one manifest.
+    devices: tuple[str, ...]  # Selectors.
+    # Cache topologies. The baseline is shared if it is one of them, else the first one.
     modes: tuple[CacheMode, ...]
     workers: tuple[int, ...]
     starts: tuple[Start, ...]
-    duplicates: tuple[float, ...]
-    samples: int
-    batch: int = BATCH_LIMIT
+    duplicates: tuple[float, ...]  # Shares of the pipelines that a run creates a second time, 0 to 1.
+    samples: int  # Number of rounds after the warm-up.
+    batch: int = BATCH_LIMIT  # Largest number of pipelines in a call of a cold run.
+    # The same for a warm run. With small calls, a warm run would measure the interpreter.
     warm_batch: int = BATCH_LIMIT
-    cache_directory: str = ""
+    cache_directory: str = ""  # Directory of the caches for warm runs.
+    # How many times a warm run repeats the set, by device.
     warm_passes: Mapping[str, int] = field(factory=dict)
-    profiles: str = ""
+    profiles: str = ""  # The directory of key profiles and quarantines, as for `compile`; "" for none.
 
     def batch_of(self, start: Start) -> int:
         """Largest number of pipelines in a call of a run with this start."""

@@ -63,19 +63,13 @@ def device_text(selector: str) -> str:
 
 
 class Conditions(msgspec.Struct, frozen=True, order=True, kw_only=True):
-    """What two modes must have in common to be compared.
+    """What two modes must have in common to be compared."""
 
-    Attributes:
-        device: The selector.
-        start: Contents of the caches.
-        duplicates: Share of the pipelines that the run creates a second time.
-        workers: Number of workers.
-    """
-
-    device: str
-    start: Start
+    device: str  # The selector.
+    start: Start  # Contents of the caches.
+    # Share of the pipelines that the run creates a second time.
     duplicates: Annotated[float, msgspec.Meta(ge=0, le=1)]
-    workers: Positive
+    workers: Positive  # Number of workers.
 
     @property
     def conditions(self) -> Conditions:
@@ -123,14 +117,11 @@ def arm_text(cell: Cell) -> str:
 
 
 class Turn(Arm, frozen=True, kw_only=True):
-    """An arm in a round: the identity of a sample within a benchmark.
+    """An arm in a round: the identity of a sample within a benchmark."""
 
-    Attributes:
-        round: From 0; -1 for the warm-up, which no figure includes.
-        run: Identifies the call of `bench` that takes it; "" in rows of earlier versions, which count as one.
-    """
-
+    # From 0; -1 for the warm-up, which no figure includes.
     round: Annotated[int, msgspec.Meta(ge=-1, le=_LARGEST)] = 0
+    # Identifies the call of `bench` that takes it; "" in rows of earlier versions, which count as one.
     run: str = ""
 
     @property
@@ -169,20 +160,7 @@ class Latencies(msgspec.Struct, frozen=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """Device, driver and machine of a sample. Fields without a description have Vulkan's names and values.
-
-    Attributes:
-        pipeline_cache_uuid: VkPhysicalDeviceProperties::pipelineCacheUUID, hex.
-        driver_caches: How the driver's own caches were disabled.
-        opened_as: The request that opened the device of each feature group, in words.
-        variables: Variables that drivers or layers read, such as "RADV_DEBUG=nofmask".
-        layers: Names of the active layers.
-        cores: Processors that the process may use.
-        processor: Model name of the processor.
-        load_average: Load average of the machine over the minute before the sample.
-        python: Version of Python.
-        orchestrator: Version of this project.
-    """
+    """Device, driver and machine of a sample. Fields without a description have Vulkan's names and values."""
 
     driver_name: str
     driver_info: str
@@ -191,16 +169,16 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     device_name: str
     vendor_id: int
     device_id: int
-    pipeline_cache_uuid: str
-    driver_caches: str
-    cores: Whole
-    processor: str
-    load_average: float
-    python: str
-    orchestrator: str
-    opened_as: tuple[str, ...] = ()
-    variables: tuple[str, ...] = ()
-    layers: tuple[str, ...] = ()
+    pipeline_cache_uuid: str  # VkPhysicalDeviceProperties::pipelineCacheUUID, hex.
+    driver_caches: str  # How the driver's own caches were disabled.
+    cores: Whole  # Processors that the process may use.
+    processor: str  # Model name of the processor.
+    load_average: float  # Load average of the machine over the minute before the sample.
+    python: str  # Version of Python.
+    orchestrator: str  # Version of this project.
+    opened_as: tuple[str, ...] = ()  # The request that opened the device of each feature group, in words.
+    variables: tuple[str, ...] = ()  # Variables that drivers or layers read, such as "RADV_DEBUG=nofmask".
+    layers: tuple[str, ...] = ()  # Names of the active layers.
 
 
 class SlowPipeline(msgspec.Struct, frozen=True):
@@ -212,81 +190,47 @@ class SlowPipeline(msgspec.Struct, frozen=True):
 
 
 class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
-    """One run in its own process. Times are sums over all workers, unless described as elapsed time.
+    """One run in its own process. Times are sums over all workers, unless described as elapsed time."""
 
-    Attributes:
-        batch: Largest number of pipelines in a call.
-        order: Order in which workers took pipelines, a value of `Order`; `compile_set` uses "cost".
-        passes: How many times the run creates the whole set; more than once so that a warm run lasts.
-        set_name: File names of the set.
-        set_hash: Hash over the names of its records, 16 hex digits.
-        set_pipelines: Pipelines of the set.
-        started_at: Seconds since 1970.
-        process_s: Elapsed time of the whole process.
-        pipelines: Pipelines that the run handed to the driver.
-        hits: Created ones that were found in the application's cache according to creation feedback.
-        failed: Refused ones.
-        skipped: Pipelines left out because the device lacks something.
-        calls: Number of creation calls.
-        prepare_ns: Creating layouts, render passes and modules, without modules that are created on demand.
-        keys_ns: Elapsed time of querying pipeline keys.
-        open_ns: Creating the primary and the worker caches, initial data included.
-        wall_ns: Elapsed time from the first job to the barrier.
-        merge_ns: Elapsed time of the merge.
-        read_back_ns: Elapsed time of reading the primary's data.
-        call_ns: Elapsed time of the calls.
-        driver_ns: The driver's own time in the calls, by creation feedback.
-        cpu_ns: CPU time of the threads in the calls.
-        run_delay_ns: Time in which threads were runnable but not scheduled, in the calls.
-        blocked_ns: Driver - CPU - run delay, summed where positive.
-        barrier_wait_ns: Time that workers waited at the barrier.
-        duplicate_keys: Keys that were compiled more than once.
-        duplicate_ns: Driver time of those compilations, without the first one of each key.
-        primary_bytes: Size of the primary after the merge.
-        peak_memory_bytes: Peak resident size of the process (ru_maxrss).
-        compiled_latency: Driver time of compiled pipelines.
-        hit_latency: Driver time of cache hits.
-        kinds_ns: Driver time of compiled pipelines, by kind.
-        slowest: The compiled pipelines with the longest driver time, slowest first.
-        notes: Remarks that affect the figures, such as a fallback.
-    """
-
-    batch: Whole
-    passes: Positive
-    set_name: str
-    set_hash: str
-    set_pipelines: Whole
+    batch: Whole  # Largest number of pipelines in a call.
+    passes: Positive  # How many times the run creates the whole set; more than once so that a warm run lasts.
+    set_name: str  # File names of the set.
+    set_hash: str  # Hash over the names of its records, 16 hex digits.
+    set_pipelines: Whole  # Pipelines of the set.
     environment: Environment
-    started_at: float
-    process_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-    pipelines: Whole
+    started_at: float  # Seconds since 1970.
+    process_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)]  # Elapsed time of the whole process.
+    pipelines: Whole  # Pipelines that the run handed to the driver.
     created: Whole
-    hits: Whole
-    failed: Whole
-    skipped: Whole
-    calls: Whole
-    open_ns: Whole
-    wall_ns: Whole
-    merge_ns: Whole
-    read_back_ns: Whole
-    call_ns: Whole
-    driver_ns: Whole
-    cpu_ns: Whole
-    run_delay_ns: Whole
-    blocked_ns: Whole
-    barrier_wait_ns: Whole
-    duplicate_keys: Whole
-    duplicate_ns: Whole
-    primary_bytes: Whole
-    peak_memory_bytes: Whole
-    compiled_latency: Latencies
-    hit_latency: Latencies
+    hits: Whole  # Created ones that were found in the application's cache according to creation feedback.
+    failed: Whole  # Refused ones.
+    skipped: Whole  # Pipelines left out because the device lacks something.
+    calls: Whole  # Number of creation calls.
+    open_ns: Whole  # Creating the primary and the worker caches, initial data included.
+    wall_ns: Whole  # Elapsed time from the first job to the barrier.
+    merge_ns: Whole  # Elapsed time of the merge.
+    read_back_ns: Whole  # Elapsed time of reading the primary's data.
+    call_ns: Whole  # Elapsed time of the calls.
+    driver_ns: Whole  # The driver's own time in the calls, by creation feedback.
+    cpu_ns: Whole  # CPU time of the threads in the calls.
+    run_delay_ns: Whole  # Time in which threads were runnable but not scheduled, in the calls.
+    blocked_ns: Whole  # Driver - CPU - run delay, summed where positive.
+    barrier_wait_ns: Whole  # Time that workers waited at the barrier.
+    duplicate_keys: Whole  # Keys that were compiled more than once.
+    duplicate_ns: Whole  # Driver time of those compilations, without the first one of each key.
+    primary_bytes: Whole  # Size of the primary after the merge.
+    peak_memory_bytes: Whole  # Peak resident size of the process (ru_maxrss).
+    compiled_latency: Latencies  # Driver time of compiled pipelines.
+    hit_latency: Latencies  # Driver time of cache hits.
+    # Order in which workers took pipelines, a value of `Order`; `compile_set` uses "cost".
     order: str = "given"
+    # Creating layouts, render passes and modules, without modules that are created on demand.
     prepare_ns: Whole = 0
-    keys_ns: Whole = 0
-    kinds_ns: dict[str, Whole] = {}
+    keys_ns: Whole = 0  # Elapsed time of querying pipeline keys.
+    kinds_ns: dict[str, Whole] = {}  # Driver time of compiled pipelines, by kind.
+    # The compiled pipelines with the longest driver time, slowest first.
     slowest: tuple[SlowPipeline, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # Remarks that affect the figures, such as a fallback.
 
     @property
     def place(self) -> str:

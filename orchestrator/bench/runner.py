@@ -62,48 +62,28 @@ WARM_SECONDS = 1.0, 3.0
 
 @frozen
 class BenchProgress:
-    """The progress of a benchmark.
+    """The progress of a benchmark."""
 
-    Attributes:
-        done: Samples so far, including earlier runs and warm-ups.
-        total: Samples of the matrix.
-        round: The current round; -1 for the warm-up.
-        now: The current arm, in words.
-        eta: Estimated time to go.
-        left_s: Time left until the limit, s; None without a limit.
-    """
-
-    done: int
-    total: int
-    round: int
-    now: str
-    eta: Eta
-    left_s: float | None
+    done: int  # Samples so far, including earlier runs and warm-ups.
+    total: int  # Samples of the matrix.
+    round: int  # The current round; -1 for the warm-up.
+    now: str  # The current arm, in words.
+    eta: Eta  # Estimated time to go.
+    left_s: float | None  # Time left until the limit, s; None without a limit.
 
 
 @frozen
 class BenchOutcome:
-    """The result of a benchmark.
+    """The result of a benchmark."""
 
-    Attributes:
-        rows: All rows of the file.
-        done: Samples of the matrix that exist.
-        total: Samples of the matrix.
-        resumed: Of `done`, samples from earlier runs.
-        stopped: Why it ended early, or "".
-        failed: The last attempt of each arm of the matrix that could not be measured.
-        path: The file of rows.
-        lost: The error that a sample could not be written with, or None.
-    """
-
-    rows: tuple[Row, ...]
-    done: int
-    total: int
-    resumed: int
-    stopped: str
-    failed: tuple[FailedSample, ...]
-    path: Path
-    lost: RowsError | None = None
+    rows: tuple[Row, ...]  # All rows of the file.
+    done: int  # Samples of the matrix that exist.
+    total: int  # Samples of the matrix.
+    resumed: int  # Of `done`, samples from earlier runs.
+    stopped: str  # Why it ended early, or "".
+    failed: tuple[FailedSample, ...]  # The last attempt of each arm of the matrix that could not be measured.
+    path: Path  # The file of rows.
+    lost: RowsError | None = None  # The error that a sample could not be written with, or None.
 
 
 def run_bench(

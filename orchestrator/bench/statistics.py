@@ -34,20 +34,14 @@ _Round = TypeVar("_Round", int, tuple[str, int])
 
 @frozen
 class Estimate:
-    """A median with its interval.
+    """A median with its interval."""
 
-    Attributes:
-        median: The median of the samples.
-        low: Lower end of the interval.
-        high: Upper end. The interval of at most 5 samples spans all of them and holds the true median less
-            often than it should: in 1 - 2^(1 - n) of cases, 94 % for 5 samples, 75 % for 3, none for one.
-        count: Number of samples.
-    """
-
-    median: float
-    low: float
+    median: float  # The median of the samples.
+    low: float  # Lower end of the interval.
+    # Upper end. The interval of at most 5 samples spans all of them and holds the true median less often than
+    # it should: in 1 - 2^(1 - n) of cases, 94 % for 5 samples, 75 % for 3, none for one.
     high: float
-    count: int
+    count: int  # Number of samples.
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -148,17 +142,11 @@ class Judgement(enum.StrEnum):
 
 @frozen
 class Difference:
-    """A contender against a baseline.
+    """A contender against a baseline."""
 
-    Attributes:
-        ratio: Contender over baseline.
-        control: The ratio A'/A of the same conditions; None if there was none.
-        dropped: Whether sampling ended early because one of the two had fallen behind.
-    """
-
-    ratio: Estimate
-    control: Estimate | None
-    dropped: bool = False
+    ratio: Estimate  # Contender over baseline.
+    control: Estimate | None  # The ratio A'/A of the same conditions; None if there was none.
+    dropped: bool = False  # Whether sampling ended early because one of the two had fallen behind.
 
     @property
     def noise(self) -> float:

@@ -301,19 +301,13 @@ def _opened(job: SampleJob | CacheJob) -> Iterator[tuple[QuarantinedSet, Profile
 
 @frozen
 class RunSettings:
-    """The settings of a run; all others are those of `compile`.
-
-    Attributes:
-        batch: Largest number of pipelines in a call.
-        followers: The treatment of duplicates.
-        keep: Whether pipelines are kept until the end of the run.
-    """
+    """The settings of a run; all others are those of `compile`."""
 
     mode: CacheMode
     workers: int
-    batch: int = BATCH_LIMIT
-    followers: Followers = Followers.CREATE
-    keep: bool = False
+    batch: int = BATCH_LIMIT  # Largest number of pipelines in a call.
+    followers: Followers = Followers.CREATE  # The treatment of duplicates.
+    keep: bool = False  # Whether pipelines are kept until the end of the run.
 
 
 _ONE: Final = RunSettings(CacheMode.SHARED, 1)

@@ -28,21 +28,14 @@ _STAGE_NAMES = {
 
 @frozen
 class Span:
-    """A bar in a timeline.
+    """A bar in a timeline."""
 
-    Attributes:
-        row: The row that it belongs to, such as "worker 3".
-        start_ns: Begin, on the clock of time.perf_counter_ns.
-        category: Name for filters, such as "call".
-        arguments: Details to show on a click.
-    """
-
-    row: str
+    row: str  # The row that it belongs to, such as "worker 3".
     name: str
-    start_ns: int
+    start_ns: int  # Begin, on the clock of time.perf_counter_ns.
     duration_ns: int
-    category: str = "run"
-    arguments: Mapping[str, Any] = field(factory=dict)
+    category: str = "run"  # Name for filters, such as "call".
+    arguments: Mapping[str, Any] = field(factory=dict)  # Details to show on a click.
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Final
@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import CACHE_CONTROL, ORCHESTRATOR_FEATURES, Feature
-from orchestrator.key_dependence.judging import Places, Verdict, judge, usable
+from orchestrator.key_dependence.judging import Judged, Places, judge, usable
 from orchestrator.key_dependence.messages import (
     TIME_IS_UP,
     Answer,
@@ -133,7 +133,7 @@ class _Bisection:
     found: Surveyed = field(init=False)
     baseline: LookJob = field(init=False)
     places: dict[str, Places] = field(factory=dict)
-    verdicts: list[Verdict] = field(factory=list)
+    verdicts: list[Judged] = field(factory=list)
     not_tried: list[NotTried] = field(factory=list)
     notes: list[str] = field(factory=list)
     problems: dict[ProbeKind, str] = field(factory=dict)
@@ -164,7 +164,7 @@ class _Bisection:
         everything = [
             *in_one_process(found),
             *in_own_processes(found),
-            *chain.from_iterable(out_of_reach(found).values()),
+            *(each for each, _ in out_of_reach(found)),
         ]
         if not chosen_features(found.features, self.only) and not chosen(everything, self.only):
             raise KeyDependenceError(
@@ -334,7 +334,7 @@ class _Bisection:
                 self.verdicts.remove(whole)
                 before -= 1
 
-    def _try(self, variations: Sequence[Variation]) -> list[Verdict]:
+    def _try(self, variations: Sequence[Variation]) -> list[Judged]:
         answers: dict[int, list[Looked | Untried]] = {number: [] for number in range(len(variations))}
         here = [number for number, each in enumerate(variations) if not each.own_process]
         own = [[number] for number, each in enumerate(variations) if each.own_process]
@@ -436,9 +436,7 @@ class _Bisection:
                 )
                 self.not_tried.append(_not_tried(each.variation, reasons))
         self.not_tried += [
-            _not_tried(each, reason)
-            for reason, some in out_of_reach(self.found).items()
-            for each in chosen(some, self.only)
+            _not_tried(each, reason) for each, reason in out_of_reach(self.found) if chosen([each], self.only)
         ]
         for reason, count in self.found.left_out.items():
             self.notes.append(f"the device does not support {count} pipelines of the sample set: {reason}")
@@ -483,7 +481,7 @@ def _not_tried(variation: Variation, reason: str) -> NotTried:
     return NotTried(aspect=variation.aspect.value, name=f"{variation.name}{beside}", reason=reason)
 
 
-def _tried(verdict: Verdict, kinds: frozenset[ProbeKind]) -> Tried:
+def _tried(verdict: Judged, kinds: frozenset[ProbeKind]) -> Tried:
     variation = verdict.variation
     return Tried(
         aspect=variation.aspect.value,

@@ -24,24 +24,17 @@ Places = tuple[int, ...]
 
 
 @frozen
-class Verdict:
-    """The result of one variation.
-
-    Attributes:
-        tried: The kinds of pipelines that were looked up.
-        missed: The kinds with a miss.
-        untried: The kinds that gave no result, although they should have.
-        identity: Whether the device has another identity.
-        reasons: Why it could not be tried, by group: for all groups that gave no result.
-        prerequisites: Features that the variation needs, and that were also in the baseline.
-    """
+class Judged:
+    """The result of one variation."""
 
     variation: Variation
-    tried: frozenset[ProbeKind] = frozenset()
-    missed: frozenset[ProbeKind] = frozenset()
-    untried: frozenset[ProbeKind] = frozenset()
-    identity: bool = False
+    tried: frozenset[ProbeKind] = frozenset()  # The kinds of pipelines that were looked up.
+    missed: frozenset[ProbeKind] = frozenset()  # The kinds with a miss.
+    untried: frozenset[ProbeKind] = frozenset()  # The kinds that gave no result, although they should have.
+    identity: bool = False  # Whether the device has another identity.
+    # Why it could not be tried, by group: for all groups that gave no result.
     reasons: Mapping[str, str] = field(factory=dict)
+    # Features that the variation needs, and that were also in the baseline.
     prerequisites: tuple[Feature, ...] = ()
 
     @property
@@ -76,7 +69,7 @@ def judge(
     answers: Collection[Looked | Untried],
     groups: Mapping[str, ProbeGroup],
     places: Mapping[str, Places],
-) -> Verdict:
+) -> Judged:
     """Judge a variation by its answers; `groups` and `places` (the pipelines that can tell) are by name."""
     asked = variation.groups or tuple(groups)
     could = {name: {groups[name].pipelines[each].probe for each in places[name]} for name in asked}
@@ -102,7 +95,7 @@ def judge(
             reasons[name] = (
                 f"the device gives no result for its pipelines of kind {', '.join(sorted(silent))}"
             )
-    return Verdict(
+    return Judged(
         variation,
         frozenset(tried),
         frozenset(missed),

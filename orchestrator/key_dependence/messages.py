@@ -46,24 +46,17 @@ class ProbeKind(enum.StrEnum):
 
 
 class Variation(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference from the baseline.
-
-    Attributes:
-        name: A structure or "structure::member", an extension, a version, a name, or "VARIABLE=value".
-        given: Features that both the variation and its baseline enable.
-        environment, executable: What the variation changes in the process instead of in a device.
-        groups: Names of the groups to try; empty for all.
-    """
+    """One difference from the baseline."""
 
     aspect: Aspect
-    name: str
+    name: str  # A structure or "structure::member", an extension, a version, a name, or "VARIABLE=value".
     features: frozenset[Feature] = frozenset()
     extensions: frozenset[str] = frozenset()
     application: ApplicationInfo | None = None
-    given: frozenset[Feature] = frozenset()
+    given: frozenset[Feature] = frozenset()  # Features that both the variation and its baseline enable.
     environment: dict[str, str] = {}
     executable: str = ""
-    groups: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()  # Names of the groups to try; empty for all.
 
     @property
     def own_process(self) -> bool:
@@ -102,56 +95,39 @@ class SurveyJob(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):
 
 
 class LookJob(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
-    """Fill the caches of the baselines, or look pipelines up in them.
-
-    Attributes:
-        directory: Directory of the baselines' caches.
-        pipeline_cache_uuid: pipelineCacheUUID of the device, hex.
-        cache_control: Whether the baseline enables pipelineCreationCacheControl. A hit is then a pipeline
-            that is created although compiling is forbidden; else creation feedback tells.
-        make: Only fill the caches.
-        variations: The variations to try; one that changes the process is alone.
-        usable: For each group, the places of the pipelines that can tell; their misses are repeated.
-        controls: After the variations, look up the baseline, and in an empty cache.
-        stop_after_s: Begin no variation after this time, s; None for no limit.
-    """
+    """Fill the caches of the baselines, or look pipelines up in them."""
 
     device: str
     opener: str
     groups: tuple[ProbeGroup, ...]
     application: ApplicationInfo
-    directory: str
-    pipeline_cache_uuid: str
+    directory: str  # Directory of the baselines' caches.
+    pipeline_cache_uuid: str  # pipelineCacheUUID of the device, hex.
+    # Whether the baseline enables pipelineCreationCacheControl. A hit is then a pipeline that is created
+    # although compiling is forbidden; else creation feedback tells.
     cache_control: bool
-    make: bool = False
-    variations: tuple[Variation, ...] = ()
+    make: bool = False  # Only fill the caches.
+    variations: tuple[Variation, ...] = ()  # The variations to try; one that changes the process is alone.
+    # For each group, the places of the pipelines that can tell; their misses are repeated.
     usable: dict[str, tuple[int, ...]] = {}
-    controls: bool = False
-    stop_after_s: float | None = None
+    controls: bool = False  # After the variations, look up the baseline, and in an empty cache.
+    stop_after_s: float | None = None  # Begin no variation after this time, s; None for no limit.
 
 
 class Surveyed(msgspec.Struct, frozen=True, kw_only=True, tag="surveyed"):
-    """What can be tried on a device.
-
-    Attributes:
-        extensions: Device extensions that can be enabled alone.
-        extensions_not_alone: Other ones: part of the version, or exclusive with another one.
-        layers: Layers that the loader finds and does not activate for every program.
-        layers_active: Those that it does, so that the baseline has them.
-        left_out: Numbers of pipelines that the device does not support, by reason.
-    """
+    """What can be tried on a device."""
 
     identity: DeviceIdentity
     application: ApplicationInfo
     groups: tuple[ProbeGroup, ...]
     features: tuple[Feature, ...]
-    extensions: tuple[str, ...]
-    extensions_not_alone: tuple[str, ...]
-    layers: tuple[str, ...]
-    layers_active: tuple[str, ...]
+    extensions: tuple[str, ...]  # Device extensions that can be enabled alone.
+    extensions_not_alone: tuple[str, ...]  # Other ones: part of the version, or exclusive with another one.
+    layers: tuple[str, ...]  # Layers that the loader finds and does not activate for every program.
+    layers_active: tuple[str, ...]  # Those that it does, so that the baseline has them.
     feedback: bool
     cache_control: bool
-    left_out: dict[str, int] = {}
+    left_out: dict[str, int] = {}  # Numbers of pipelines that the device does not support, by reason.
 
 
 class Look(enum.IntEnum):
@@ -176,18 +152,13 @@ class Began(msgspec.Struct, frozen=True, kw_only=True, tag="began"):
 
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True, tag="looked"):
-    """The look-ups of a group's pipelines on one device.
+    """The look-ups of a group's pipelines on one device."""
 
-    Attributes:
-        number: Place of the variation in the job, or a `Control`.
-        identity: Whether the device still has the identity of the cache.
-        prerequisites: Features that the variation needs, and that were also in its baseline.
-    """
-
-    number: int
+    number: int  # Place of the variation in the job, or a `Control`.
     group: str
     looks: tuple[Look, ...]
-    identity: bool = True
+    identity: bool = True  # Whether the device still has the identity of the cache.
+    # Features that the variation needs, and that were also in its baseline.
     prerequisites: tuple[Feature, ...] = ()
 
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 from attrs import evolve, frozen
 from msgspec.structs import replace
 
-from orchestrator.devices.request import ApplicationInfo, Feature
+from orchestrator.devices.request import Feature
 from orchestrator.key_dependence.messages import Aspect, Surveyed, Variation
 
 _RADV, _NVIDIA, _ANV, _LAVAPIPE, _TURNIP, _NVK = 3, 4, 6, 13, 18, 24  # VkDriverId
@@ -67,11 +67,19 @@ _PREFIXES: Final[Mapping[int, tuple[str, ...]]] = {
 _DRIRC_DEVICE: Final = {_RADV: "radv", _ANV: "anv", _TURNIP: "turnip", _NVK: "nvk"}
 _DRIRC_FOLDERS: Final = ("/usr/share/drirc.d", "/usr/local/share/drirc.d", "/etc")
 
-# Names that some drivers treat specially, tried on every driver.
+# Names that some drivers treat specially, tried on every driver, by the attribute of Mesa's profiles.
 _OURS: Final = "orchestrator doctor"
-_ENGINES: Final = (_OURS, "DXVK", "vkd3d", "mesa zink", "UnrealEngine", "Unity", "idTech", "Source2")
-_APPLICATIONS: Final = (_OURS, "DOOM", "DOOMEternal", "WarThunder", "Red Dead Redemption 2", "Rage 2")
-_EXECUTABLES: Final = ("doom", "vkcube", "hl2_linux")
+_NAMES: Final = {
+    "application_name_match": (
+        *(_OURS, "DOOM", "DOOMEternal", "WarThunder"),
+        *("Red Dead Redemption 2", "Rage 2"),
+    ),
+    "engine_name_match": (
+        *(_OURS, "DXVK", "vkd3d", "mesa zink"),
+        *("UnrealEngine", "Unity", "idTech", "Source2"),
+    ),
+    "executable": ("doom", "vkcube", "hl2_linux"),
+}
 
 _MINORS = range(5)
 _A_VERSION = 7 << 22 | 1 << 12
@@ -122,27 +130,42 @@ def parts(variation: Variation) -> list[Variation]:
 
 def in_one_process(found: Surveyed) -> list[Variation]:
     """The variations of a device besides features: extensions, versions, names."""
+    base, known = found.application, known_names(found.identity.driver_id)
+    versions = [1 << 22 | minor << 12 for minor in _MINORS]
+    versions = [each for each in (*versions, base.api_version | 1) if each != base.api_version]
+    named: list[tuple[Aspect, str, dict[str, Any]]] = [
+        *((Aspect.API_VERSION, _version_text(each), {"api_version": each}) for each in versions),
+        *((Aspect.APPLICATION_NAME, each, {"application_name": each}) for each in known.applications),
+        (Aspect.APPLICATION_VERSION, _version_text(_A_VERSION), {"application_version": _A_VERSION}),
+        *((Aspect.ENGINE_NAME, each, {"engine_name": each}) for each in known.engines),
+        (Aspect.ENGINE_VERSION, _version_text(_A_VERSION), {"engine_version": _A_VERSION}),
+    ]
     return [
         *(
             Variation(aspect=Aspect.EXTENSION, name=name, extensions=frozenset({name}))
             for name in found.extensions
         ),
-        *_versions(found.application),
-        *_names(found),
+        *(
+            Variation(aspect=aspect, name=name, application=evolve(base, **changes))
+            for aspect, name, changes in named
+        ),
     ]
+
+
+def _version_text(version: int) -> str:
+    patch = f".{version & 0xFFF}" if version & 0xFFF else ""
+    return f"{version >> 22}.{version >> 12 & 0x3FF}{patch}"
 
 
 def in_own_processes(found: Surveyed) -> list[Variation]:
     """The variations of a process: environment, layers, name of the executable."""
     driver_id = found.identity.driver_id
+    environment = [(Aspect.ENVIRONMENT, *each) for each in environments(driver_id)]
+    environment += [(Aspect.LAYER, each, layer_environment(each)) for each in found.layers]
     return [
         *(
-            Variation(aspect=Aspect.ENVIRONMENT, name=name, environment=variables)
-            for name, variables in environments(driver_id)
-        ),
-        *(
-            Variation(aspect=Aspect.LAYER, name=layer, environment=layer_environment(layer))
-            for layer in found.layers
+            Variation(aspect=aspect, name=name, environment=variables)
+            for aspect, name, variables in environment
         ),
         *(
             Variation(aspect=Aspect.EXECUTABLE, name=name, executable=name)
@@ -151,86 +174,42 @@ def in_own_processes(found: Surveyed) -> list[Variation]:
     ]
 
 
-def out_of_reach(found: Surveyed) -> dict[str, list[Variation]]:
-    """Variations that cannot be tried on a device, by reason."""
-    known = known_names(found.identity.driver_id)
-    return {
-        reason: [Variation(aspect=aspect, name=name) for name in names]
-        for aspect, names, reason in (
-            (
-                Aspect.EXTENSION,
-                found.extensions_not_alone,
-                "the version includes it, it excludes another one, or it needs its features",
-            ),
-            (Aspect.LAYER, found.layers_active, "it is active already, so the baseline has it"),
-            (
-                Aspect.APPLICATION_NAME,
-                known.unreadable,
-                "the driver has a profile for this pattern, but no matching name could be derived",
-            ),
-            (
-                Aspect.EXECUTABLE,
-                known.more_than_names,
-                "the driver has a profile that asks for the content of this file, or for a pattern",
-            ),
-        )
-    }
-
-
-def _versions(base: ApplicationInfo) -> list[Variation]:
-    others = [1 << 22 | minor << 12 for minor in _MINORS]
-    return [
-        Variation(
-            aspect=Aspect.API_VERSION,
-            name=f"{version >> 22}.{version >> 12 & 0x3FF}"
-            + (f".{version & 0xFFF}" if version & 0xFFF else ""),
-            application=evolve(base, api_version=version),
-        )
-        for version in (*others, base.api_version | 1)
-        if version != base.api_version
-    ]
-
-
-def _names(found: Surveyed) -> list[Variation]:
-    base, known = found.application, known_names(found.identity.driver_id)
-    version = {f"{_A_VERSION >> 22}.{_A_VERSION >> 12 & 0x3FF}": _A_VERSION}
-    values: dict[Aspect, tuple[str, Mapping[str, Any]]] = {
-        Aspect.APPLICATION_NAME: ("application_name", {name: name for name in known.applications}),
-        Aspect.APPLICATION_VERSION: ("application_version", version),
-        Aspect.ENGINE_NAME: ("engine_name", {name: name for name in known.engines}),
-        Aspect.ENGINE_VERSION: ("engine_version", version),
-    }
-    return [
-        Variation(aspect=aspect, name=name, application=evolve(base, **{field: value}))
-        for aspect, (field, named) in values.items()
-        for name, value in named.items()
-    ]
+def out_of_reach(found: Surveyed) -> list[tuple[Variation, str]]:
+    """Variations that cannot be tried on a device, each with the reason."""
+    rows = (
+        (
+            Aspect.EXTENSION,
+            found.extensions_not_alone,
+            "the version includes it, it excludes another one, or it needs its features",
+        ),
+        (Aspect.LAYER, found.layers_active, "it is active already, so the baseline has it"),
+        (
+            Aspect.EXECUTABLE,
+            known_names(found.identity.driver_id).unreadable,
+            "the driver has a profile for it that a name alone does not select",
+        ),
+    )
+    return [(Variation(aspect=aspect, name=name), reason) for aspect, names, reason in rows for name in names]
 
 
 @frozen
 class KnownNames:
-    """Names for which a driver may have a profile.
-
-    `unreadable` are patterns of profiles from which no name could be derived, `more_than_names` executables
-    of profiles that a name alone does not select.
-    """
+    """Names for which a driver may have a profile; `unreadable` are patterns that give no name."""
 
     applications: tuple[str, ...]
     engines: tuple[str, ...]
     executables: tuple[str, ...]
     unreadable: tuple[str, ...]
-    more_than_names: tuple[str, ...]
 
 
 def environments(driver_id: int) -> Iterator[tuple[str, dict[str, str]]]:
     """The variables to try on a driver (VkDriverId): the name of each variation, and its environment."""
     prefixes = _PREFIXES.get(driver_id, ())
     for name, words in _FLAGS.items():
-        if name.startswith(prefixes):
-            for word in words.split():
-                already = os.environ.get(name, "")
-                if word not in already.split(","):
-                    yield f"{name}={word}", {name: f"{already},{word}" if already else word}
+        already = os.environ.get(name, "")
+        for word in words.split() if name.startswith(prefixes) else ():
+            if word not in already.split(","):
+                yield f"{name}={word}", {name: f"{already},{word}" if already else word}
     for each in _VALUES.split():
         name, _, value = each.partition("=")
         if name.startswith(prefixes) and os.environ.get(name) != value:
@@ -258,58 +237,39 @@ def known_names(driver_id: int) -> KnownNames:
 
     The profiles are those that Mesa reads (in DRIRC_CONFIGDIR, or its own folders). Never raises.
     """
-    found: dict[str, dict[str, None]] = {
-        "application_name_match": dict.fromkeys(_APPLICATIONS),
-        "engine_name_match": dict.fromkeys(_ENGINES),
-        "executable": dict.fromkeys(_EXECUTABLES),
-    }
-    unreadable: list[str] = []
-    more_than_names: list[str] = []
+    found = {name: dict.fromkeys(names) for name, names in _NAMES.items()}
+    unreadable: dict[str, None] = {}
     device = _DRIRC_DEVICE.get(driver_id)
     configured = os.environ.get("DRIRC_CONFIGDIR", "")
-    folders = (configured,) if configured else _DRIRC_FOLDERS
-    paths = [
-        path for folder in folders for path in [*sorted(Path(folder).glob("*.conf")), Path(folder) / "drirc"]
-    ]
-    for path in paths if device else ():
-        for attribute, pattern in _profiles(path, str(device)):
-            name = pattern if attribute == "executable" else _name_for(pattern)
-            if attribute == _MORE:
-                more_than_names.append(pattern)
-            elif name is None:
-                unreadable.append(pattern)
-            else:
-                found[attribute][name] = None
-    return KnownNames(
-        tuple(found["application_name_match"]),
-        tuple(found["engine_name_match"]),
-        tuple(name for name in found["executable"] if "/" not in name and name not in (".", "..")),
-        tuple(dict.fromkeys(unreadable)),
-        tuple(dict.fromkeys(more_than_names)),
-    )
+    for folder in map(Path, ((configured,) if configured else _DRIRC_FOLDERS) if device else ()):
+        for path in (*sorted(folder.glob("*.conf")), folder / "drirc"):
+            for profile in _profiles(path, device):
+                # Mesa asks for all attributes of a profile.
+                pattern = profile.get("executable_regexp", "")
+                if pattern or profile.get("sha1"):
+                    unreadable[pattern or profile.get("executable", "")] = None
+                    continue
+                for attribute in _NAMES:
+                    value = profile.get(attribute)
+                    name = value if attribute == "executable" else _name_for(value) if value else None
+                    if name:
+                        found[attribute][name] = None
+                    elif value:
+                        unreadable[value] = None
+    applications, engines, executables = (tuple(names) for names in found.values())
+    executables = tuple(name for name in executables if "/" not in name and name not in (".", ".."))
+    return KnownNames(applications, engines, executables, tuple(unreadable))
 
 
-_MORE: Final = "more than a name"
-
-
-def _profiles(path: Path, device: str) -> Iterator[tuple[str, str]]:
-    """The attributes and values by which one file selects a driver's profiles; `_MORE` is none of them."""
+def _profiles(path: Path, device: str | None) -> Iterator[ElementTree.Element]:
+    """A driver's profiles in one file of the system, which the driver reads as well."""
     try:
-        # A file of the system, which the driver reads as well.
         root = ElementTree.fromstring(path.read_bytes())  # noqa: S314
     except (OSError, ElementTree.ParseError, LookupError, ValueError):  # the last two: its encoding
         return  # missing, or unreadable for the driver too
     for section in root.iter("device"):
-        if section.get("driver") != device:
-            continue
-        for each in section:
-            # Mesa asks for all attributes of a profile.
-            if (regular := each.get("executable_regexp", "")) or each.get("sha1"):
-                yield _MORE, regular or each.get("executable", "")
-                continue
-            for attribute in ("application_name_match", "engine_name_match", "executable"):
-                if value := each.get(attribute):
-                    yield attribute, value
+        if section.get("driver") == device:
+            yield from section
 
 
 def _name_for(pattern: str) -> str | None:

@@ -232,18 +232,6 @@ def test_what_is_prepared_counts_in_the_weighing_of_binaries() -> None:
     assert {each.seconds for each in profile.figures if each.whole_use} == {0.6, 0.9}
 
 
-def test_one_sample_alone_says_what_it_was_taken_on() -> None:
-    def fail(job: Job) -> Answer | None:
-        if isinstance(job, SampleJob) and (job.mode != "shared" or job.control):
-            return Refused(kind="crash", reason="signal 11")
-        return None
-
-    machine = Machine(keeps=False, answer=fail)
-    profile = machine.calibrated(rounds=1, workers=1).profile
-    assert [(each.mode, each.samples) for each in profile.figures] == [("shared", 1)]
-    assert (profile.processor, profile.driver_caches) == ("test processor", "disabled: test")
-
-
 def samples_of(machine: Machine, **of: object) -> list[int]:
     """The rounds in which a contender was sampled, without its control."""
     jobs = [each for each in machine.jobs if isinstance(each, SampleJob) and not each.control]
@@ -457,12 +445,6 @@ def test_one_processor_needs_no_more_than_one_worker() -> None:
     assert {job.workers for job in machine.jobs if isinstance(job, SampleJob)} == {1}
     assert profile.cold is not None
     assert profile.cold.workers == 1
-
-
-def test_sixteen_processors_also_try_half() -> None:
-    machine = Machine()
-    machine.calibrated(rounds=1, workers=16)
-    assert {job.workers for job in machine.jobs if isinstance(job, SampleJob)} == {1, 8, 16}
 
 
 @pytest.mark.parametrize(("kind", "error"), [("NoDeviceError", NoDeviceError), ("crash", BenchError)])

@@ -84,7 +84,7 @@ def test_the_page_stands_alone_and_says_the_verdict_first() -> None:
     text = html_report(report, {each.cell: timeline() for each in report.cells})
     page = Page(text)
     assert report.advice == (
-        "On test with 4 workers use --mode per-worker (cold: private caches 2.0× [2.0, 2.0] faster).",
+        "On test with 4 workers use --mode per-worker (cold: private caches 2× [2, 2] faster).",
     )
     order = (report.advice[0], report.verdicts[0], "\ntest, cold\n", "Slowest pipelines", f"{0xABC:016x}")
     places = [page.words.index(each) for each in (*order, "How this was measured", "What it cannot show")]

@@ -41,12 +41,12 @@ from orchestrator.bench.rows import (
 )
 from orchestrator.bench.runner import RESULTS, BenchProgress, run_bench, timelines_of
 from orchestrator.bench.statistics import LEAST_PAIRS
+from orchestrator.bench.take import fill
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import simulated_identity
-from orchestrator.errors import NoDeviceError
 from orchestrator.sets.sample import sample_path
 from tests.bench import support
-from tests.bench.support import ENVIRONMENT, sample_of
+from tests.bench.support import ENVIRONMENT, done_here, sample_of
 
 PLAN = Matrix(
     set_paths=(str(sample_path()),),
@@ -156,16 +156,6 @@ def test_an_arm_that_fails_again_has_nothing_taken_again(tmp_path: Path) -> None
     assert len(mended.jobs) == 2 * 4 * 3
 
 
-def test_what_failed_and_is_not_asked_for_any_more_is_no_failure(tmp_path: Path) -> None:
-    def crash(job: SampleJob) -> Answer:
-        return Refused(kind="crash", reason="x") if job.mode == "per-worker" else answer(job)
-
-    assert run_bench(PLAN, tmp_path, run_job=Answers(instead=crash)).failed
-    outcome = run_bench(evolve(PLAN, modes=(CacheMode.SHARED,)), tmp_path, run_job=Answers())
-    assert (outcome.failed, outcome.done, outcome.resumed) == ((), outcome.total, outcome.total)
-    assert failed_arms(outcome.rows)  # the report says so nevertheless
-
-
 def test_a_crash_takes_its_own_cell_only_and_is_tried_again(tmp_path: Path) -> None:
     def crash(_job: SampleJob) -> Answer:
         return Refused(kind="crash", reason="signal 11")
@@ -200,24 +190,20 @@ def test_a_sample_that_cannot_be_written_ends_it_with_what_there_is(
     assert run_bench(PLAN, tmp_path, run_job=Answers()).done == TOTAL
 
 
-def test_a_failed_control_is_told_from_its_baseline(tmp_path: Path) -> None:
-    def crash_of_controls(job: SampleJob) -> Answer:
-        return Refused(kind="crash", reason="signal 11") if job.control else answer(job)
+@pytest.mark.parametrize(("control", "done"), [(True, TOTAL * 2 // 3), (False, TOTAL // 3)])
+def test_a_failed_control_leaves_its_baseline_and_a_failed_baseline_takes_its_control(
+    tmp_path: Path, control: bool, done: int
+) -> None:
+    def crash(job: SampleJob) -> Answer:
+        fails = job.mode == "shared" and job.control == control
+        return Refused(kind="crash", reason="signal 11") if fails else answer(job)
 
-    outcome = run_bench(PLAN, tmp_path, run_job=Answers(instead=crash_of_controls))
-    assert all(each.control for each in outcome.failed)
-    assert {each.mode for each in outcome.failed} == {"shared"}
-    assert outcome.done == TOTAL * 2 // 3  # the baselines themselves are measured
-    assert len(outcome.rows) == outcome.done + 4  # and each control was tried once
-
-
-def test_a_failed_baseline_takes_its_control_with_it(tmp_path: Path) -> None:
-    def crash_of_baselines(job: SampleJob) -> Answer:
-        return Refused(kind="crash", reason="x") if job.mode == "shared" and not job.control else answer(job)
-
-    outcome = run_bench(PLAN, tmp_path, run_job=Answers(instead=crash_of_baselines))
-    assert {(each.mode, each.control) for each in outcome.failed} == {("shared", False)}
-    assert outcome.done == TOTAL // 3
+    outcome = run_bench(PLAN, tmp_path, run_job=Answers(instead=crash))
+    assert {(each.mode, each.control) for each in outcome.failed} == {("shared", control)}
+    assert (outcome.done, len(outcome.rows)) == (done, done + 4)  # each was tried once
+    outcome = run_bench(evolve(PLAN, modes=(CacheMode.PER_WORKER,)), tmp_path, run_job=Answers())
+    assert outcome.failed == ()  # what is not asked for any more is no failure
+    assert failed_arms(outcome.rows)  # the report says so nevertheless
 
 
 class Timed(Answers):
@@ -282,12 +268,10 @@ def test_going_on_compiles_nothing_for_warm_runs(tmp_path: Path) -> None:
 
 def test_a_cache_that_is_there_is_left_as_it_is(small_set: Path, tmp_path: Path) -> None:
     job = FillJob(set_paths=(str(small_set),), device="simulated", workers=2, cache_directory=str(tmp_path))
-    first = run_in_process(job)
-    assert isinstance(first, Filled)
+    first = fill(job)
     (file,) = tmp_path.glob("*.pipeline-cache")
     before = file.read_bytes()
-    again = run_in_process(msgspec.structs.replace(job, reuse=True))
-    assert isinstance(again, Filled)
+    again = fill(msgspec.structs.replace(job, reuse=True))
     assert (again.pipelines, again.set_hash, again.identity) == (
         first.pipelines,
         first.set_hash,
@@ -296,8 +280,7 @@ def test_a_cache_that_is_there_is_left_as_it_is(small_set: Path, tmp_path: Path)
     assert (first.warm_rate > 0, again.warm_rate) == (True, 0.0)
     assert file.read_bytes() == before
     file.write_bytes(before[:-1])
-    mended = run_in_process(msgspec.structs.replace(job, reuse=True))
-    assert isinstance(mended, Filled)
+    mended = fill(msgspec.structs.replace(job, reuse=True))
     assert mended.warm_rate > 0
     assert len(file.read_bytes()) == len(before)
 
@@ -378,13 +361,6 @@ def test_what_changes_while_it_is_measured_is_not_mixed(tmp_path: Path) -> None:
         )
 
 
-def test_a_device_that_is_not_there_is_told_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(NoDeviceError, match="no such"):
-        run_bench(PLAN, tmp_path, run_job=lambda _: Refused(kind="NoDeviceError", reason="no such"))
-    with pytest.raises(BenchError, match="cannot be measured: a stub"):
-        run_bench(PLAN, tmp_path, run_job=lambda _: Refused(kind="DeviceError", reason="a stub"))
-
-
 @pytest.mark.parametrize(
     ("kind", "step"),
     [
@@ -396,7 +372,7 @@ def test_a_device_that_is_not_there_is_told_before_anything_is_measured(tmp_path
 )
 def test_the_next_step_is_about_what_went_wrong(tmp_path: Path, kind: str, step: str) -> None:
     refused = Refused(kind=kind, reason="why")
-    with pytest.raises(BenchError) as benched:
+    with pytest.raises(BenchError, match="cannot be measured: why") as benched:
         run_bench(PLAN, tmp_path, run_job=lambda _: refused)
     with pytest.raises(BenchError) as calibrated:
         calibrate(("set",), "simulated", rounds=1, run_job=lambda _: refused)
@@ -419,7 +395,7 @@ def test_a_warm_run_lasts_long_enough_and_is_not_too_large() -> None:
     assert filled(pipelines=1000, warm_rate=200_000.0, warm_rate_most=5_000.0).passes(1.0, 3.0) == 15
 
 
-def test_samples_of_the_simulated_device_in_processes_of_their_own(small_set: Path, tmp_path: Path) -> None:
+def test_samples_of_the_simulated_device(small_set: Path, tmp_path: Path) -> None:
     plan = evolve(
         PLAN,
         set_paths=(str(small_set),),
@@ -429,7 +405,7 @@ def test_samples_of_the_simulated_device_in_processes_of_their_own(small_set: Pa
         samples=1,
         duplicates=(0.5,),
     )
-    outcome = run_bench(plan, tmp_path / "out", warm_passes=2)
+    outcome = run_bench(plan, tmp_path / "out", warm_passes=2, run_job=done_here)
     assert (outcome.done, outcome.failed) == (8, ())
     rows = [row for row in outcome.rows if isinstance(row, Sample)]
     assert len({row.environment.orchestrator for row in rows}) == 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.bench.statistics import (
-    RESAMPLES,
     Difference,
     Estimate,
     Judgement,
@@ -50,7 +48,7 @@ def test_five_pairs_give_an_interval_that_spans_them_all() -> None:
     assert (found.low, found.median, found.high) == (1.0, 3.0, 5.0)
 
 
-@pytest.mark.parametrize("count", [6, 7, 8, 11, 15, 21, 31])
+@pytest.mark.parametrize("count", [6, 11, 31])
 def test_an_interval_holds_the_true_median_as_often_as_it_says(count: int) -> None:
     # Of 1,000 draws 950 +- 21 in three standard deviations; interpolation is exact to a percent or so.
     random = np.random.default_rng(count)
@@ -68,34 +66,6 @@ def test_an_unpaired_ratio_holds_the_true_one_as_often_as_it_says() -> None:
     draws = random.lognormal(0, 0.05, (300, 2, 9))
     found = [unpaired_ratio((1.1 * above).tolist(), below.tolist()) for above, below in draws]
     assert sum(each.low <= 1.1 <= each.high for each in found) >= 280
-
-
-def test_thousands_of_samples_take_no_sums_anew_and_no_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    values, drawn = [float(each) for each in range(1, 4002)], list[int]()
-    monkeypatch.delattr(math, "comb")  # a sum of them for each place took half a minute for 2,000 samples
-    found = estimate(values)
-    assert 2001 - found.low == pytest.approx(0.98 * math.sqrt(len(values)), abs=1)
-    assert found.high - 2001 == pytest.approx(2001 - found.low)
-
-    class Noted:
-        def __init__(self, seed: object) -> None:
-            self.random = make(seed)
-
-        def integers(self, low: int, high: int, size: tuple[int, int]) -> object:
-            drawn.append(size[0] * size[1])
-            return self.random.integers(low, high, size)
-
-    make: Any = np.random.default_rng
-    monkeypatch.setattr(np.random, "default_rng", Noted)
-    assert unpaired_ratio(values, values).median == 1.0
-    assert sum(drawn) == 2 * RESAMPLES * len(values)
-    assert max(drawn) <= 1 << 20
-
-
-def test_more_samples_narrow_the_interval() -> None:
-    values = np.random.default_rng(1).normal(100, 5, 60)
-    few, many = estimate(values[:7].tolist()), estimate(values.tolist())
-    assert many.high - many.low < few.high - few.low
 
 
 @given(times)
@@ -126,15 +96,6 @@ def test_what_is_no_number_is_refused(values: list[float]) -> None:
 def test_a_ratio_needs_pairs_above_zero(above: list[float], below: list[float]) -> None:
     with pytest.raises(ValueError):
         paired_ratio(above, below)
-
-
-@pytest.mark.parametrize(
-    ("above", "below"),
-    [([], [1.0]), ([1.0], []), ([0.0], [1.0]), ([1.0], [0.0]), ([1.0, -1.0], [1.0]), ([1.0], [2.0, -1.0])],
-)
-def test_an_unpaired_ratio_needs_numbers_above_zero(above: list[float], below: list[float]) -> None:
-    with pytest.raises(ValueError, match="ratios need numbers above 0"):
-        unpaired_ratio(above, below)
 
 
 def test_an_unpaired_ratio_is_that_of_the_medians() -> None:

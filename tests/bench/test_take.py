@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import re
 from functools import partial
 from pathlib import Path
@@ -14,10 +12,9 @@ import numpy as np
 import pytest
 import trio
 
-from orchestrator.bench import take
 from orchestrator.bench.jobs import FillJob, ProbeJob, ProbeStep, SampleJob
 from orchestrator.bench.rows import Start
-from orchestrator.bench.take import fill, peak_memory, probe, settings_of, take_sample
+from orchestrator.bench.take import fill, probe, settings_of, take_sample
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import simulated_identity
@@ -28,9 +25,9 @@ from orchestrator.run.records import OutcomeStatus
 from orchestrator.schedule.options import Followers, ScheduleOptions
 from orchestrator.schedule.scheduler import Scheduler
 from orchestrator.sets.archive.reader import Archive
-from orchestrator.sets.opening import is_manifest, open_paths
+from orchestrator.sets.opening import open_paths
 from orchestrator.sets.records import RecordTag
-from orchestrator.sets.sample import sample_manifest_path, sample_path
+from orchestrator.sets.sample import sample_path
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits
 from tests.run.small_sets import compute_keys
 from tests.run.test_openers import CONTROL, MESH_SHADERS, know, write_pipelines
@@ -159,32 +156,6 @@ def test_a_timeline_that_cannot_be_written_costs_nothing_but_itself(
     assert [each for each in row.notes if each.startswith("no timeline: ") and "nowhere" in each]
 
 
-def test_the_peak_of_memory_is_in_bytes() -> None:
-    held = np.ones(1 << 26, np.uint8)
-    assert held.nbytes < peak_memory() < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-@pytest.mark.parametrize(
-    ("told", "processor", "name"),
-    [
-        ("processor\t: 0\nmodel name\t: Fast: 3 GHz\n", "x86_64", "Fast: 3 GHz"),
-        ("processor\t: 0\nBogoMIPS\t: 50\n", "POWER9", "POWER9"),
-        ("processor\t: 0\nBogoMIPS\t: 50\n", "", "riscv64"),
-        (None, "", "riscv64"),
-    ],
-)
-def test_a_processor_without_a_name_is_called_by_its_kind(
-    told: str | None, processor: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "cpuinfo"
-    if told is not None:
-        path.write_text(told)
-    monkeypatch.setattr(take, "Path", lambda _: path)
-    monkeypatch.setattr(platform, "processor", lambda: processor)
-    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    assert take.processor_name() == name
-
-
 def test_what_a_fill_keeps_is_found_by_a_probe(recorded: tuple[str], tmp_path: Path) -> None:
     cache = tmp_path / "caches"
     cache.mkdir(mode=0o700)
@@ -205,18 +176,6 @@ def test_what_a_fill_keeps_is_found_by_a_probe(recorded: tuple[str], tmp_path: P
     assert ask(ProbeStep.LOOK_UP) == (4, ())
     hits, sizes = ask(ProbeStep.GROW)
     assert (hits, len(sizes), len(set(sizes))) == (12, 3, 1)
-
-
-def test_a_fill_without_passes_finds_nothing_out_about_rates(recorded: tuple[str], tmp_path: Path) -> None:
-    filled = fill(fill_job(recorded, tmp_path / "c", passes=0))
-    assert (filled.pipelines, filled.warm_rate, filled.warm_rate_most) == (4, 0.0, 0.0)
-
-
-def test_a_set_is_opened_by_the_paths_of_archives_or_of_one_manifest() -> None:
-    assert is_manifest("SET.TOML")
-    assert not is_manifest(sample_path())
-    with open_paths([str(sample_path())]) as packed, open_paths([str(sample_manifest_path())]) as manifest:
-        assert [str(each) for each in packed.pipelines] == [str(each) for each in manifest.pipelines]
 
 
 def test_binaries_are_found_in_a_store_that_the_first_warm_sample_fills(

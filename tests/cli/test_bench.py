@@ -7,12 +7,15 @@ runs.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from orchestrator.bench import runner
 from orchestrator.bench.rows import Row, RowsError, RowWriter, Sample, failed_arms
 from orchestrator.bench.runner import BenchOutcome
 from orchestrator.cli.errors import ExitCode, UsageError
@@ -22,7 +25,7 @@ from orchestrator.cli.values import time_limit_seconds
 from orchestrator.devices.device import CacheMode
 from orchestrator.stores.files import atomic_file
 from orchestrator.stores.files.atomic_file import SaveError
-from tests.bench.support import failure, series
+from tests.bench.support import done_here, failure, series
 from tests.cli.conftest import Call
 
 
@@ -39,8 +42,22 @@ def test_time_limits_that_are_none(text: str) -> None:
         time_limit_seconds(text)
 
 
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets jobs be done in this process from now on."""
+
+    def begin() -> None:
+        monkeypatch.setattr(runner, "run_bench", partial(runner.run_bench, run_job=done_here))
+
+    return begin
+
+
 def test_a_benchmark_from_end_to_end(
-    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call,
+    small_set: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    here: Callable[[], None],
 ) -> None:
     out = tmp_path / "out"
     modes = ("--modes", "shared,per-worker", "--start", "cold")
@@ -59,6 +76,7 @@ def test_a_benchmark_from_end_to_end(
     assert any("2 of 2 cells have fewer than 5 samples" in each for each in document["warnings"])
     assert len((out / "results.jsonl").read_bytes().splitlines()) == 6
 
+    here()
     done = call(*arguments)
     assert done.code == 0
     assert "6 of 6 samples, 6 of them from earlier runs" in done.out
@@ -99,8 +117,13 @@ def test_a_benchmark_from_end_to_end(
 
 
 def test_a_full_disk_costs_no_report(
-    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call,
+    small_set: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    here: Callable[[], None],
 ) -> None:
+    here()
     write = RowWriter.write
 
     def full(self: RowWriter, row: Row) -> None:
@@ -127,18 +150,6 @@ def made_up(path: Path) -> BenchOutcome:
         for mode, control in (("shared", True), ("per-worker", False), ("none", False))
     ]
     return BenchOutcome(tuple(rows), 5, 20, 0, "", failed_arms(rows), path)
-
-
-def test_the_document_has_the_advice(tmp_path: Path) -> None:
-    walls = [1.0, 1.01, 0.99, 1.02, 1.0]
-    rows: list[Row] = [*series(walls), *series(reversed(walls), control=True)]
-    rows += series([wall / 2 for wall in walls], mode=CacheMode.PER_WORKER)
-    outcome = BenchOutcome(tuple(rows), 15, 15, 0, "", (), tmp_path)
-    document = bench_document(outcome, report_of(outcome), None)
-    assert [each.partition(" (")[0] for each in document.advice] == [
-        "On test with 1 worker use --mode per-worker"
-    ]
-    assert document.groups[0].throughput_ratios[CacheMode.PER_WORKER].judgement == "higher"
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -221,8 +232,9 @@ def test_a_file_in_place_of_the_results_is_named_once(call: Call, small_set: Pat
 
 
 def test_of_a_damaged_set_the_rest_is_measured_and_that_is_said(
-    call: Call, cut_set: Path, tmp_path: Path
+    call: Call, cut_set: Path, tmp_path: Path, here: Callable[[], None]
 ) -> None:
+    here()
     options = ("-d", "simulated", "-j", "1", "--samples", "1", "--modes", "shared", "--start", "cold")
     done = call("bench", cut_set, *options, "-o", tmp_path / "out")
     assert done.code == ExitCode.PIPELINES_FAILED
@@ -230,7 +242,10 @@ def test_of_a_damaged_set_the_rest_is_measured_and_that_is_said(
     assert "the rest is measured" in done.err.splitlines()[-1]
 
 
-def test_a_start_that_no_mode_has_is_told(call: Call, small_set: Path, tmp_path: Path) -> None:
+def test_a_start_that_no_mode_has_is_told(
+    call: Call, small_set: Path, tmp_path: Path, here: Callable[[], None]
+) -> None:
+    here()
     out = tmp_path / "out"
     done = call("bench", small_set, "-d", "simulated", "-o", out, "-j", "1", "-n", "1", "--modes", "none")
     assert (done.code, "note: nothing is measured warm: no mode of --modes has a cache" in done.err) == (
@@ -379,7 +394,7 @@ def test_compare_fits_into_80_columns(call: Call, monkeypatch: pytest.MonkeyPatc
     lines = call("compare", before, after).out.splitlines()
     assert any(each.startswith("radv:navi21 -> radv:navi31, cold, 16 workers; A/A within") for each in lines)
     (row,) = [each for each in lines if each.startswith("per-worker-internal")]
-    assert row.split()[1:6] == ["10.00", "s", "13.00", "s", "1.30×"]
+    assert row.split()[1:6] == ["10.00", "s", "13.00", "s", "1.3×"]
     assert len(row) <= 80
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.key_dependence.judging import Verdict, judge
+from orchestrator.key_dependence.judging import Judged, judge
 from orchestrator.key_dependence.messages import (
     NEEDED,
     Aspect,
@@ -32,7 +32,7 @@ CAN_TELL = dict.fromkeys(GROUPS, (0, 1))
 DIED = "the process ended with signal 11"
 
 
-def judged(*answers: Looked | Untried, groups: tuple[str, ...] = ()) -> Verdict:
+def judged(*answers: Looked | Untried, groups: tuple[str, ...] = ()) -> Judged:
     variation = Variation(aspect=Aspect.EXTENSION, name="VK_A", groups=groups)
     return judge(variation, answers, GROUPS, CAN_TELL)
 

@@ -46,7 +46,7 @@ def test_what_a_name_alone_does_not_select_is_told_and_not_tried(profiles: Path)
     for number, quoted in enumerate(["runner' sha1='0c40", "' executable_regexp='Mari[0-9]+", "game"]):
         (profiles / f"{number}.conf").write_text(PROFILE(quoted), "utf-8")
     known = known_names(MESA_RADV)
-    assert known.more_than_names == ("runner", "Mari[0-9]+")
+    assert known.unreadable == ("runner", "Mari[0-9]+")
     assert "game" in known.executables
     assert not {"runner", "Mari[0-9]+"} & set(known.executables)
 
