@@ -276,10 +276,10 @@ def prove_content(head: bytes, data: bytes) -> PipelineCachePrefixHeader:
 
 
 def _check_length(header: PipelineCachePrefixHeader, size: int) -> None:
-    if not header.data_size and not size:
-        raise CacheHeaderError(LoadStatus.EMPTY, "dataSize", "the file holds a header and no data")
     if size == header.data_size:
-        return
+        if size:
+            return
+        raise CacheHeaderError(LoadStatus.EMPTY, "dataSize", "the file holds a header and no data")
     is_cut = size < header.data_size
     says = f"its header says {PREFIX_HEADER_SIZE + header.data_size}"
     cause = "a write or a copy was cut off" if is_cut else "something was appended"
@@ -559,15 +559,15 @@ class _CacheLoader:
         many = "a process" if deaths == 1 else f"{deaths} processes in a row"
         died = f"{many} died while the driver was given this data"
         result = _noted(result, died, status=LoadStatus.CRASHED_LAST_TIME, data=b"")
+        stays = "it is not loaded, and stays as the previous generation"
         if result.path != self.path:
-            return _noted(result, "it is not loaded, and stays as the previous generation")
-        return self._moved_away(result, self._set_aside)
+            return _noted(result, stays)
 
-    def _set_aside(self, result: LoadResult) -> LoadResult:
-        self._gave_up = set_aside(self.path, self.operations)
-        if self._gave_up:
-            return _noted(result, "it is not loaded, and stays as the previous generation")
-        return self._to_quarantine(result)
+        def put_aside(result: LoadResult) -> LoadResult:
+            self._gave_up = set_aside(self.path, self.operations)
+            return _noted(result, stays) if self._gave_up else self._to_quarantine(result)
+
+        return self._moved_away(result, put_aside)
 
     def _to_quarantine(self, result: LoadResult) -> LoadResult:
         try:
@@ -657,15 +657,8 @@ def save_cache_file(
     """Replace a cache file by a driver's data, if that is worth keeping.
 
     The directory is created, mode 0700, where it is missing. Threads and processes may save to one path at
-    the same time: each file is whole, and the last one stays.
-
-    Args:
-        path: The file, as from `cache_path`.
-        identity: Of the device that gave the data.
-        data: Exactly the bytes that the driver wrote.
-        cap: Most bytes of the file; a load would refuse more.
-        lock_wait_s: How long to wait for another writer, s.
-        operations: The calls to use.
+    the same time: each file is whole, and the last one stays. `data` is exactly what the driver gave, and
+    `cap` is most bytes of the file.
 
     Raises:
         SaveError: It could not be written. The old file is unchanged, unless `SaveError.replaced`.
@@ -699,7 +692,7 @@ def save_merged(
         path: The file, as from `cache_path`.
         ours: The cache to save, which stays the caller's and is not changed, or its data.
         policy: Which files the device may be given; its cap also bounds the new file.
-        lock_wait_s: How long to wait for another writer, s.
+        lock_wait_s: How long to wait for another writer.
         operations: The calls to use.
 
     Raises:
