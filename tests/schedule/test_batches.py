@@ -83,19 +83,6 @@ def test_kinds_learn_apart() -> None:
     assert largest[0] <= 2
 
 
-def test_the_time_of_a_hit_is_averaged() -> None:
-    # All is believed to hit, so what remains is believed to take the time of a hit each.
-    scheduler = Scheduler(job_graph(20_000), 1, ScheduleOptions(expect_hits=1.0))
-    remaining = []
-    for hit_ns in (1_000, 3_000, 4_000):
-        batch = requested(scheduler, 0)
-        size = len(batch.indices)
-        scheduler.finished(0, batch, hits=size, elapsed_ns=size * hit_ns)
-        remaining.append(scheduler.remaining_ns / scheduler.queued)
-    # The first is taken as it is; after it, half of what was believed and half of what was seen.
-    assert remaining == pytest.approx([1_000, 2_000, 3_000])
-
-
 def hit_sizes(count: int, hit_share: float, holes: range = range(0)) -> tuple[list[list[int]], Scheduler]:
     """Batches of jobs that are all expected to hit, those in holes apart, and the share that does."""
     hits = np.ones(count, np.bool_)

@@ -32,11 +32,6 @@ def test_the_longest_comes_first() -> None:
     assert drain(scheduler) == [3, 4, 1, 2, 0, 5]
 
 
-def test_a_job_may_take_hours() -> None:
-    costs = [MS, *[10**shift for shift in range(12, 19)]]
-    assert drain(Scheduler(job_graph(8, costs=costs), 1)) == [*range(7, 0, -1), 0]
-
-
 def test_equal_jobs_keep_the_order_of_the_set() -> None:
     assert drain(Scheduler(job_graph(50), 1)) == list(range(50))
 
@@ -517,11 +512,6 @@ def test_two_workers_take_expected_hits_and_all_take_compiles() -> None:
     assert scheduler.satisfied
 
 
-def test_without_the_option_all_workers_take_hits() -> None:
-    scheduler = Scheduler(job_graph(100, hits=[True] * 100), 5, ScheduleOptions(batch_limit=4))
-    assert all(isinstance(scheduler.request(worker), Assignment) for worker in range(5))
-
-
 def test_all_workers_are_needed_once_an_expected_hit_was_compiled() -> None:
     scheduler = Scheduler(job_graph(400, hits=[True] * 400), 6, ScheduleOptions(few_for_hits=True))
     batches = [requested(scheduler, worker) for worker in range(2)]
@@ -552,19 +542,6 @@ def test_jobs_come_as_given_one_kind_a_batch_whatever_they_cost() -> None:
     assert drain(Scheduler(graph, 1, given_order(2))) == [0, 1, 2, 3, 4]
 
 
-def test_modules_and_what_links_a_job_do_not_change_the_given_order() -> None:
-    modules = {job: [job % 2] for job in range(40)}
-    costs = [1000 * (40 - job) for job in range(40)]
-    graph = job_graph(40, costs=costs, modules=modules, libraries={39: [20]})
-    scheduler = Scheduler(graph, 2, given_order(1, 0.0))
-    order = []
-    for step in range(40):
-        batch = requested(scheduler, step % 2)
-        order += jobs_of(batch)
-        scheduler.finished(step % 2, batch, compiles=1, elapsed_ns=1000)
-    assert order == list(range(40))
-
-
 def test_a_kind_does_not_wait_for_another() -> None:
     # Job 1 waits for job 0, which is in flight; the job of the other kind does not.
     scheduler = Scheduler(job_graph(3, kinds=[0, 0, 1], libraries={1: [0]}), 2, given_order())
@@ -576,12 +553,6 @@ def test_a_kind_does_not_wait_for_another() -> None:
     assert scheduler.request(1) == Wait()
     scheduler.finished(0, first)
     assert jobs_of(requested(scheduler, 1)) == [1]
-
-
-def test_an_assignment_is_read_only() -> None:
-    batch = requested(Scheduler(job_graph(2), 1), 0)
-    with pytest.raises(ValueError, match="read-only"):
-        batch.indices[0] = 1
 
 
 def test_an_empty_set_is_done_at_once() -> None:

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from orchestrator.schedule.jobs import JobState
 from orchestrator.schedule.options import Followers, Order, Priority, ScheduleOptions
 from orchestrator.schedule.scheduler import Assignment, Cancellation, Done, Paused, Scheduler, Wait
-from tests.schedule.machine import QUEUED, assert_consistent, drain, in_state, job_graph, jobs_of, simulate
+from tests.schedule.machine import QUEUED, assert_consistent, drain, in_state, job_graph, jobs_of
 
 FINAL = {JobState.CREATED, JobState.SHARED, JobState.FAILED, JobState.UNASSIGNABLE, JobState.CANCELLED}
 GONE = {JobState.CANCELLED, JobState.ABSENT}
@@ -284,41 +284,6 @@ TestSchedule = Schedule.TestCase
 TestSchedule.settings = settings(
     max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-
-
-@settings(deadline=None)
-@given(st.data())
-def test_whatever_keys_say_each_job_is_created_once(data: st.DataObject) -> None:
-    count = data.draw(st.integers(1, 24))
-
-    def drawn(most: int) -> list[int]:
-        return data.draw(st.lists(st.integers(0, most), min_size=count, max_size=count))
-
-    libraries = {
-        job: data.draw(st.lists(st.integers(0, job - 1), max_size=2))
-        for job in range(1, count)
-        if data.draw(st.integers(0, 5)) == 0
-    }
-    graph = job_graph(
-        count,
-        kinds=drawn(1),
-        libraries=libraries,
-        keys=drawn(12),
-        pipeline_keys=drawn(3),
-        costs=[10**7] * count,
-        hits=[each == 0 for each in drawn(3)],
-    )
-    options = ScheduleOptions(pin_followers=data.draw(st.booleans()), expect_hits=0.0)
-    scheduler = Scheduler(graph, data.draw(st.integers(1, 4)), options)
-    truth, created = drawn(1), list[int]()
-
-    def hits(job: int, worker: int) -> bool:
-        assert_consistent(scheduler, libraries)
-        created.append(job)
-        return truth[job] == 1
-
-    simulate(scheduler, np.full(count, 30_000_000), hits)
-    assert sorted(created) == list(range(count))
 
 
 @given(st.data())

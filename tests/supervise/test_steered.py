@@ -160,26 +160,21 @@ async def steered_run(steering: Steering, **options: Any) -> Any:
     return report
 
 
-async def test_a_run_that_waits_for_time_ends_with_its_time_limit() -> None:
+@pytest.mark.parametrize("limit_s", [0.01, None])
+async def test_a_run_that_waits_for_time_ends_with_its_time_limit_or_a_stop(limit_s: float | None) -> None:
     steering = Steering(steered=True)
     steering.limit_time(0)
-    report = await steered_run(steering, time_limit_s=0.01)
+
+    async def stop() -> None:
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        steering.stop.set()
+
+    async with trio.open_nursery() as nursery:
+        if limit_s is None:
+            nursery.start_soon(stop)
+        report = await steered_run(steering, time_limit_s=limit_s)
     assert report.stopped
     assert report.counts()[OutcomeStatus.NOT_RUN] == 30
-
-
-async def test_a_run_that_waits_for_time_ends_when_it_is_stopped() -> None:
-    steering = Steering(steered=True)
-    steering.limit_time(0)
-    async with trio.open_nursery() as nursery:
-
-        async def stop() -> None:
-            await trio.testing.wait_all_tasks_blocked(0.05)
-            steering.stop.set()
-
-        nursery.start_soon(stop)
-        report = await steered_run(steering)
-    assert report.stopped
 
 
 async def test_cancelling_all_that_is_left_ends_a_run_that_waits() -> None:

@@ -10,10 +10,9 @@ import trio
 import trio.testing
 from attrs import define, field
 
-from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import DeviceError, ExternalSynchronizationError, NoDeviceError
 from orchestrator.run.options import CompileOptions
-from orchestrator.run.records import CompileReport, Hash, Progress, SlowInFlight
+from orchestrator.run.records import CompileReport, Progress
 from orchestrator.run.steering import Settlement
 from orchestrator.supervise.targets import (
     Overall,
@@ -197,21 +196,6 @@ def test_time_to_go_counts_those_that_wait_by_what_others_cost() -> None:
     assert overall.take("b", running, 5.0).eta_s == pytest.approx((5.0 + 5.0 + 3 * 10.0) / 2)
     slow = Progress(10, 5, elapsed_s=5.0, eta_s=300.0)
     assert overall.take("b", slow, 5.0).eta_s == pytest.approx(max((305.0 + 3 * 157.5) / 2, 300.0))
-
-
-def test_the_oldest_of_those_that_run_is_the_slowest() -> None:
-    def slow(age_s: float) -> Progress:
-        return Progress(10, slowest=SlowInFlight(Hash(round(age_s)), PipelineKind.COMPUTE, 1, age_s))
-
-    overall = Overall(10, targets=2, together=2)
-    overall.take("a", slow(3.0), 3.0)
-    found = overall.take("b", slow(9.0), 9.0).slowest
-    assert found is not None
-    assert found.key == 9
-    overall.end("b", 10.0)
-    left = overall.take("a", slow(3.0), 10.0).slowest
-    assert left is not None
-    assert left.key == 3
 
 
 def test_selectors_and_patterns_are_targets_each_once() -> None:
