@@ -143,7 +143,8 @@ async def required(device: Device, prepared: PreparedPipelines, job: Job) -> Fig
                 await session.submit(range(len(prepared.image)), priority=Priority.BACKGROUND)
                 # Until the fill is under way, and a good part of it is left.
                 await trio.sleep(0.1)
-                pick = chance.choice(session.remaining().tolist())
+                with session.exchange.looking() as schedule:
+                    pick = chance.choice(schedule.remaining().tolist())
             else:
                 pick = chance.randrange(len(prepared.image))
             began = time.perf_counter_ns()

@@ -131,7 +131,7 @@ def _with_records(provider: SpirvProvider | None, image: CreateInfoImage) -> Spi
 
 
 @frozen(eq=False)
-class _Module:
+class _WantedModule:
     part: PreparedPipelines
     identified: IdentifiedModules
     number: int
@@ -161,7 +161,7 @@ class SpirvSupply:
     notes: list[str] = field(factory=list)
     _counts: Counter[str] = field(factory=Counter)  # fields of the record
     _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
-    _queue: dict[_Name, _Module] = field(factory=dict)  # not requested yet
+    _queue: dict[_Name, _WantedModule] = field(factory=dict)  # not requested yet
     _order: list[_Name] | None = None  # those that are waited for, the most urgent last; None: not known
     _wanted: dict[_Name, list[int]] = field(factory=lambda: defaultdict(list))  # jobs that wait for each
     _waits: dict[int, set[_Name]] = field(factory=dict)  # modules that each job waits for
@@ -184,7 +184,7 @@ class SpirvSupply:
             part, identified, own = self._identified(job)
             self._counts["missed"] += 1
             self._counts["unknown"] += not identified.known(np.array([own], np.int32))[0]
-            modules = [_Module(part, identified, number) for number in identified.needed(own)]
+            modules = [_WantedModule(part, identified, number) for number in identified.needed(own)]
             lacking = {each.name: each for each in modules if each.key not in identified.code}
             self._waits[job] = set(lacking)
             for name, module in lacking.items():
@@ -214,7 +214,7 @@ class SpirvSupply:
                     await self._lot.park()
                 nursery.start_soon(self._supply, module)
 
-    def _next(self) -> _Module | None:
+    def _next(self) -> _WantedModule | None:
         """Take the most urgent module that may be asked for; None where there is none."""
         if not (self._queue and any(map(self._is_free, self._calls))):
             return None
@@ -244,7 +244,7 @@ class SpirvSupply:
             order = schedule.in_order(every[waits])
         return [names[each] for each in dict.fromkeys(of_name[waits][order].tolist())][::-1]
 
-    async def _supply(self, module: _Module) -> None:
+    async def _supply(self, module: _WantedModule) -> None:
         counts, began = self._counts, time.perf_counter_ns()
         try:
             refusal = await self._ask(module)
@@ -269,7 +269,7 @@ class SpirvSupply:
             self._waits[job].discard(module.name)
         self._settle(job for job in waiting if not self._waits[job])
 
-    async def _ask(self, module: _Module) -> Refusal | None:
+    async def _ask(self, module: _WantedModule) -> Refusal | None:
         """Get the code of a module, and keep it; returns why it cannot be used."""
         provider = module.identified.provider
         try:
@@ -286,7 +286,7 @@ class SpirvSupply:
             code = code if refusal is None else refusal
         return code if isinstance(code, Refusal) else self._keep(module, code)
 
-    async def _translated(self, module: _Module) -> object:
+    async def _translated(self, module: _WantedModule) -> object:
         """What the provider gives. A stuck thread keeps its token until it returns."""
         # Captured, for trio takes a function that returns an awaitable for a mistake.
         given = await trio.to_thread.run_sync(
@@ -301,10 +301,10 @@ class SpirvSupply:
         code = given.unwrap()
         return await code if inspect.isawaitable(code) else code
 
-    def _judged(self, module: _Module, code: object) -> Refusal | None:
+    def _judged(self, module: _WantedModule, code: object) -> Refusal | None:
         return self._judge(module.identified).refusal(module.number, code)
 
-    def _keep(self, module: _Module, code: object) -> Refusal | None:
+    def _keep(self, module: _WantedModule, code: object) -> Refusal | None:
         assert isinstance(code, bytes | bytearray | memoryview)  # noqa: S101 - it was judged, or is trusted
         identified, number = module.identified, module.number
         identified.code.put(module.key, b"" if identified.provider.trusted else bytes(code))

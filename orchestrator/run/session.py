@@ -12,7 +12,7 @@ pipelines; leaving it by an exception, or cancelled, waits only for the calls in
 compiled, and destroys kept pipelines that were not taken. Progress counts submitted pipelines, and ends at
 exactly all of them. A lost device is reported once: by `finish` or `close`, else by the block.
 Assumptions: a session belongs to the trio thread, where any number of tasks may use it. `poll`, `take`,
-`progress`, `remainder`, `remaining`, `unsettled` and `outcome_of` may be called from any thread. Programs
+`progress`, `remainder` and `unsettled` may be called from any thread. Programs
 without trio use session_thread.py.
 """
 
@@ -31,7 +31,7 @@ import trio
 from attrs import evolve, field, frozen
 
 from orchestrator.devices.device import Device, PipelineSource, PreparedPipelines
-from orchestrator.errors import DeviceError, unexpected
+from orchestrator.errors import DeviceError, expect
 from orchestrator.run.caches import MergedHook
 from orchestrator.run.options import NO_WORKER_CACHES, RUN_DEFAULTS, RunOptions, duration_ns
 from orchestrator.run.records import (
@@ -169,7 +169,7 @@ class PipelineSession:
         self._required = 0
         self._closing = False
         self._ended = trio.Event()
-        self._report: RunReport | None = None
+        self.report: RunReport | None = None  # once the session has ended without failure
         self._told_lost = False
         self._limit_ns: int | None = None
         self._to_go = TimeToGo(run.exchange.scheduler, run.worker_count, trusted=trusted)
@@ -265,8 +265,7 @@ class PipelineSession:
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
         self._check_open()
-        if not isinstance(prepared, PreparedPipelines):
-            raise unexpected(prepared, "what device.prepare(image) gave")
+        expect(prepared, PreparedPipelines, "what device.prepare(image) gave")
         jobs = JobGraph.of_image(prepared.image, recorded_ns=costs_ns, speculative=lacking_code(prepared))
         numbers = self._run.add(prepared, skipped or {})
         reasons = self.table.reasons
@@ -292,7 +291,8 @@ class PipelineSession:
             return await outcome()
         if len(self.unsettled(pipeline)):
             raise TimeoutError(f"pipeline {pipeline} is not there after {timeout_s} s")
-        return self.outcome_of(pipeline)
+        self._gather()  # its outcome may follow from another one
+        return self.table.row(pipeline)
 
     def begin_require(self, pipeline: int) -> Callable[[], Awaitable[PipelineOutcome]]:
         """The part of `require` that does not wait; returns the part that does, which must be called.
@@ -422,16 +422,6 @@ class PipelineSession:
         with self.exchange.looking() as schedule:
             return schedule.unsettled(asked)
 
-    def outcome_of(self, index: int) -> PipelineOutcome:
-        """The outcome of a pipeline so far."""
-        self._gather()  # it may follow from another one, which has come since
-        return self.table.row(index)
-
-    def remaining(self) -> Int32s:
-        """Submitted pipelines that have not begun, the most urgent first."""
-        with self.exchange.looking() as schedule:
-            return schedule.remaining()
-
     @property
     def remainder(self) -> Remainder:
         """How much is left."""
@@ -478,11 +468,6 @@ class PipelineSession:
         """Whether nothing can be submitted any more."""
         return self._closing or self._ended.is_set()
 
-    @property
-    def report(self) -> RunReport | None:
-        """The report, once the session has ended without failure."""
-        return self._report
-
     async def finish(self) -> RunReport:
         """Create all submitted pipelines, without a time limit; then merge, report and end the session.
 
@@ -518,12 +503,12 @@ class PipelineSession:
     async def _end(self) -> RunReport:
         self._check_loop()
         await self._ended.wait()
-        if self._report is None:
+        if self.report is None:
             raise _FailedError("the session failed; its block raises the cause")
         if self.exchange.device_lost and not self._told_lost:
             self._told_lost = True
-            raise DeviceLostError(self.exchange.device_lost, self._report)
-        return self._report
+            raise DeviceLostError(self.exchange.device_lost, self.report)
+        return self.report
 
     # --- the run of `open_session` and `run_pipelines`
 
@@ -555,14 +540,14 @@ class PipelineSession:
                 await trio.sleep(INTERVAL_S)
 
         try:
-            self._report = await self._run.execute(
+            self.report = await self._run.execute(
                 (self._spread_news, report_progress, *beside), on_started=started, on_barrier=at_barrier
             )
         finally:
             self._ended.set()
             self._gather()
             self._lot.unpark_all()
-        return self._report
+        return self.report
 
     # --- news
 

@@ -11,7 +11,7 @@ their order. A run that waits for a budget ends when it is stopped, and at its t
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, KeysView
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -236,11 +236,6 @@ class Steering:
         if self._begun is not None and self._begun[0] is budget and self._begun[1] is not None:
             budget = Budget(seconds=max(0, self._begun[1] - time.perf_counter_ns()) / 1e9)
         return *commands, budget
-
-    @property
-    def cancelled(self) -> KeysView[int]:
-        """Keys of the pipelines that were cancelled."""
-        return self._in_effect.cancelled.keys()
 
     def until_ns(self) -> int | None:
         """When the budget is over, by time.perf_counter_ns; it begins now, if it had not begun."""

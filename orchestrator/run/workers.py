@@ -36,7 +36,7 @@ from orchestrator.devices.device import (
     PipelineSource,
     PreparedPipelines,
 )
-from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError, unexpected
+from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError, expect
 from orchestrator.run.accounting import USAGE, CallLog, ThreadMeter, driver_time_ns, usage_now
 from orchestrator.run.caches import Creator, MergedHook, PreparedParts, RunCaches, duplicates
 from orchestrator.run.exchange import BatchResult, Exchange
@@ -425,24 +425,22 @@ class Run:
         )
 
     def _notes(self, calls: int) -> list[str]:
-        notes, exchange = [], self.exchange
-        if exchange.device_lost:
-            notes.append(f"the device was lost, so nothing more was tried: {exchange.device_lost}")
-        if not exchange.cancelled and exchange.out_of_time:
-            notes.append("the time limit was reached: run again, with the same cache, for what remains")
-        if shared := int(np.count_nonzero(self._shared[: len(self.table)] & (self.table.worker < 0))):
-            notes.append(
-                f"{shared} pipelines are the same work as another one and share its outcome: "
-                "they were not created"
-            )
-        if calls and not self.device.features.creation_feedback:
-            notes.append(
-                "the device gives no creation feedback: hits are not known and count as compiled, "
-                "and driver time is the wall time of the calls"
-            )
-        if not all(worker.knows_run_delay for worker in self._workers):
-            notes.append("time on the run queue is not known here: blocked time includes it")
-        return notes
+        exchange = self.exchange
+        shared = int(np.count_nonzero(self._shared[: len(self.table)] & (self.table.worker < 0)))
+        notes = {
+            f"the device was lost, so nothing more was tried: {exchange.device_lost}": exchange.device_lost,
+            "the time limit was reached: run again, with the same cache, for what remains": (
+                exchange.out_of_time and not exchange.cancelled
+            ),
+            f"{shared} pipelines are the same work as another one and share its outcome: they were not "
+            "created": shared,
+            "the device gives no creation feedback: hits are not known and count as compiled, and driver "
+            "time is the wall time of the calls": calls and not self.device.features.creation_feedback,
+            "time on the run queue is not known here: blocked time includes it": not all(
+                worker.knows_run_delay for worker in self._workers
+            ),
+        }
+        return [note for note, holds in notes.items() if holds]
 
 
 def lacking_code(prepared: PreparedPipelines) -> npt.NDArray[np.bool_] | None:
@@ -454,14 +452,10 @@ def checked_run(
     device: Device, prepared: PreparedPipelines, options: RunOptions, primary: PipelineSource | bytes | None
 ) -> int:
     """Check the arguments of `run_pipelines`, and raise what it says; returns the number of workers."""
-    if not isinstance(device, Device):
-        raise unexpected(device, "a device, such as open_device gives")
-    if not isinstance(prepared, PreparedPipelines):
-        raise unexpected(prepared, "what device.prepare(image) gave")
-    if not isinstance(options, RunOptions):
-        raise unexpected(options, "RunOptions")
-    if not isinstance(primary, PipelineSource | bytes | None):
-        raise unexpected(primary, "a cache, or its data as bytes, or None")
+    expect(device, Device, "a device, such as open_device gives")
+    expect(prepared, PreparedPipelines, "what device.prepare(image) gave")
+    expect(options, RunOptions, "RunOptions")
+    expect(primary, (PipelineSource, bytes, type(None)), "a cache, or its data as bytes, or None")
     check_skipped(options.skipped, len(prepared.image))
     mode = options.mode
     if mode is CacheMode.NONE and primary not in (None, b""):

@@ -151,6 +151,12 @@ def check_sums(report: RunReport) -> None:
     assert tried == np.flatnonzero(report.pipelines.worker >= 0).tolist()
 
 
+def remaining(session: PipelineSession) -> npt.NDArray[np.int32]:
+    """Submitted pipelines that have not begun, the most urgent first."""
+    with session.exchange.looking() as schedule:
+        return schedule.remaining()
+
+
 def report_of(session: PipelineSession) -> RunReport:
     """The report of a session that has ended."""
     assert session.report is not None
