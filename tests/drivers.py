@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import pytest
 from attrs import frozen
 
-from orchestrator.devices.drm_shim import needed_shim, variables_of
+from orchestrator.devices.selectors import needed_shim, variables_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MANIFEST_FOLDERS = (Path("/etc/vulkan/icd.d"), Path("/usr/share/vulkan/icd.d"))

@@ -20,8 +20,8 @@ from cyclopts import App
 
 from orchestrator.cli.application import app
 from orchestrator.cli.errors import KINDS
-from orchestrator.devices.drm_shim import gpus_of, shim_at_hand
 from orchestrator.devices.families import expand
+from orchestrator.devices.selectors import gpus_of, shim_at_hand
 from tests.drivers import REPOSITORY, driver_manifest, missing
 from tests.run.small_sets import write_small_set
 

@@ -2,7 +2,7 @@
 
 RADV aborts at a family that it does not know, and has no command that lists them. So the names that Mesa has
 had are a list here, and a child process asks the driver of those that it may lack. Where RADV needs the
-drm-shim (drm_shim.py), the families are the GPUs of that. Answers are kept for the life of the process.
+drm-shim (selectors.py), the families are the GPUs of that. Answers are kept for the life of the process.
 Blocking: a fifth of a second for a name that not every RADV has, about one for all. Thread-safe.
 """
 
@@ -20,15 +20,15 @@ from attrs import frozen
 
 from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import SentError
-from orchestrator.devices.drm_shim import (
+from orchestrator.devices.listing_messages import Answer, Request
+from orchestrator.devices.selectors import (
+    environment_of,
     gpus_of,
     lacks_null_hardware,
     needed_shim,
     no_null_hardware,
     variables_of,
 )
-from orchestrator.devices.listing_messages import Answer, Request
-from orchestrator.devices.selectors import environment_of
 from orchestrator.errors import NoDeviceError
 
 SELECTOR: Final = "radv"
@@ -62,11 +62,6 @@ class Family:
     def selector(self) -> str:
         """How `open_device` and `--device` are told to take it."""
         return f"{SELECTOR}:{self.name}"
-
-
-def null_hardware_families() -> tuple[Family, ...]:
-    """Every known family that the installed RADV takes; NoDeviceError where it did not answer."""
-    return expand(f"{SELECTOR}:*")
 
 
 def is_family(name: str) -> bool:

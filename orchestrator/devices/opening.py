@@ -16,9 +16,16 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from orchestrator.devices.device import Device, DeviceHandles, DeviceIdentity
-from orchestrator.devices.drm_shim import lacks_null_hardware, no_null_hardware, shim_at_hand, starts_with
 from orchestrator.devices.request import NO_WISHES, DeviceRequest, Feature, HostWishes
-from orchestrator.devices.selectors import SIMULATED, DeviceSelector, environment_of
+from orchestrator.devices.selectors import (
+    SIMULATED,
+    DeviceSelector,
+    environment_of,
+    lacks_null_hardware,
+    no_null_hardware,
+    shim_at_hand,
+    starts_with,
+)
 from orchestrator.errors import NoDeviceError, OrchestratorError, expect
 
 _owned_by: DeviceSelector | None = None
@@ -33,7 +40,7 @@ def own_process(selector: str, *, driver_caches: bool = False) -> None:
     Raises:
         NoDeviceError: The driver is not installed or has no such family, at which it would end the process;
             this process runs another target already; or the device needs a library that is loaded when a
-            program starts (drm_shim.py).
+            program starts (selectors.py).
     """
     if DeviceSelector.parse(selector).family and _owned_by is None:
         from orchestrator.devices.families import require_family

@@ -65,6 +65,9 @@ EXECUTABLE_INFO: Final = (
 MODULE_IDENTIFIER: Final = ("VkPhysicalDeviceShaderModuleIdentifierFeaturesEXT", "shaderModuleIdentifier")
 """For identifiers of shader modules."""
 
+SHADER_MODULE_IDENTIFIERS: Final[frozenset[Feature]] = frozenset({MODULE_IDENTIFIER, CACHE_CONTROL})
+"""What a device must be opened with to create pipelines without their SPIR-V, by identifiers of modules."""
+
 #: Features that the orchestrator uses itself, whatever is compiled.
 ORCHESTRATOR_FEATURES: Final[frozenset[Feature]] = frozenset(
     {CACHE_CONTROL, PIPELINE_BINARIES, EXECUTABLE_INFO, MODULE_IDENTIFIER}

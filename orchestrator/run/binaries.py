@@ -23,7 +23,6 @@ from attrs import define, field
 from orchestrator.devices.binaries import BinarySource
 from orchestrator.devices.binary_data import CapturedPipeline, HeldBinaries, PipelineBinary
 from orchestrator.devices.device import Device, PreparedPipelines
-from orchestrator.devices.identifiers import identifier_algorithm
 from orchestrator.devices.image import KINDS, PipelineKind
 from orchestrator.errors import DeviceError, DriverError, OrchestratorError
 from orchestrator.run.records import BinariesRecord
@@ -61,7 +60,7 @@ def _state_keys(prepared: PreparedPipelines, indices: Sequence[int]) -> list[byt
 
 def _identifiers_key(device: Device, stages: Sequence[bytes]) -> bytes:
     """What a pipeline is stored by beside its state: the identifiers of its stages' modules; or nothing."""
-    algorithm = identifier_algorithm(device.capabilities)  # identifiers hold as long as it
+    algorithm = device.identifier_algorithm  # identifiers hold as long as it
     return content_hash128(msgspec.msgpack.encode((algorithm, tuple(stages)))) if stages else b""
 
 

@@ -42,7 +42,6 @@ from orchestrator.devices.device import (
     destroyed_on_failure,
     joined,
 )
-from orchestrator.devices.identifiers import missed
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.run.binaries import HeldPipelines
 from orchestrator.run.options import NO_WORKER_CACHES, MergePolicy, sooner_ns
@@ -234,9 +233,9 @@ class PreparedParts:
             return None
         found = np.zeros(len(indices), np.bool_)
         for places, part, own in self.split(indices):
-            lacks = missed(part.identified, own, batch.only(places))
-            if lacks is not None:
-                found[places] = lacks
+            if part.identified is not None:
+                is_refused = batch.results[places] == PIPELINE_COMPILE_REQUIRED
+                found[places] = is_refused & part.identified.lacking[own]
         return found if found.any() else None
 
 

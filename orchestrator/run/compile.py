@@ -30,10 +30,14 @@ from outcome import Outcome, capture
 
 from orchestrator.devices.device import CacheMode, Device, PipelineExecutables, PreparedPipelines
 from orchestrator.devices.identified import IdentifiedModules
-from orchestrator.devices.identifiers import SHADER_MODULE_IDENTIFIERS
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.opening import open_device
-from orchestrator.devices.request import PIPELINE_BINARIES, DeviceRequest, Feature
+from orchestrator.devices.request import (
+    PIPELINE_BINARIES,
+    SHADER_MODULE_IDENTIFIERS,
+    DeviceRequest,
+    Feature,
+)
 from orchestrator.errors import DeviceError, DriverError, expect
 from orchestrator.process import StageClock
 from orchestrator.registry import registry

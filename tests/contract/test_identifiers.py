@@ -20,7 +20,6 @@ from orchestrator.devices.identified import (
     SuppliedCode,
     of_image,
 )
-from orchestrator.devices.identifiers import missed
 from orchestrator.errors import DeviceError
 from tests.contract.subject import PIPELINES, Subject, hits
 
@@ -83,7 +82,6 @@ def test_what_a_cache_holds_is_created_without_its_code(subject: Subject) -> Non
     assert len(set(batch.handles.tolist()) - {0}) == PIPELINES
     if device.features.creation_feedback:
         assert hits(batch) == PIPELINES
-    assert missed(known, subject.all, batch) is None
     device.destroy_pipelines(batch.handles)
     bare.close()
 
@@ -94,9 +92,8 @@ def test_what_is_not_found_is_created_once_its_code_is_there(subject: Subject) -
     cache = device.create_pipeline_cache(subject.filled(1, 3).data())
     bare = device.prepare(known)
     batch = device.create_pipelines(bare, subject.all, cache)
-    lacks = missed(known, subject.all, batch)
-    assert lacks is not None
-    assert lacks.tolist() == [True, False, True, False]
+    is_refused = batch.results == PIPELINE_COMPILE_REQUIRED
+    assert (is_refused & known.lacking[subject.all]).tolist() == [True, False, True, False]
     with pytest.raises(NotSuppliedError):
         known.image.modules[0].load()
     for pipeline in (0, 2):
@@ -106,7 +103,6 @@ def test_what_is_not_found_is_created_once_its_code_is_there(subject: Subject) -
     # Some with their code and some without, in one batch.
     batch = device.create_pipelines(bare, subject.all, cache)
     assert not batch.results.any()
-    assert missed(known, subject.all, batch) is None
     if device.features.creation_feedback:
         assert hits(batch) == 2
     # And what was asked for without its code is now in the cache, as every other pipeline.

@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.devices import drm_shim, families
-from orchestrator.devices.drm_shim import gpus_of, lacks_null_hardware, shim_at_hand, starts_with
+from orchestrator.devices import families, selectors
 from orchestrator.devices.manifests import driver_library
-from orchestrator.devices.selectors import environment_of
+from orchestrator.devices.selectors import (
+    environment_of,
+    gpus_of,
+    lacks_null_hardware,
+    shim_at_hand,
+    starts_with,
+)
 from orchestrator.errors import NoDeviceError
 from tests.cli.conftest import Done, run_program
 from tests.drivers import driver_manifest, missing, run_on_device
@@ -85,7 +90,7 @@ def test_without_a_shim_the_package_is_named(
     for name, value in without_null_hardware.items():
         monkeypatch.setenv(name, value)
     assert lacks_null_hardware(os.environ)
-    monkeypatch.setattr(drm_shim, "shim_at_hand", lambda _: None)
+    monkeypatch.setattr(selectors, "shim_at_hand", lambda _: None)
     with pytest.raises(NoDeviceError, match=r"no null hardware.*install mesa-drm-shim"):
         families.is_family("navi21")
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.devices.drm_shim import variables_of
 from orchestrator.devices.manifests import library_folders
 from orchestrator.devices.modes import DRIVER_CACHES_OFF
-from orchestrator.devices.selectors import DeviceSelector, environment_of, needed_at_start
+from orchestrator.devices.selectors import DeviceSelector, environment_of, needed_at_start, variables_of
 from orchestrator.errors import NoDeviceError
 from tests.drivers import driver_manifest, has_null_hardware, run_on_device
 

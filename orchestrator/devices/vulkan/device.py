@@ -32,7 +32,6 @@ from orchestrator.devices.device import (
     PipelineSource,
 )
 from orchestrator.devices.identified import IdentifiedModules
-from orchestrator.devices.identifiers import identifier_algorithm
 from orchestrator.devices.image import KINDS, CreateInfoImage, Indices, PipelineKind
 from orchestrator.devices.request import EXECUTABLE_INFO
 from orchestrator.devices.vulkan._generated import ffi
@@ -89,8 +88,10 @@ class VulkanDevice(Device):
     @property
     def identifier_algorithm(self) -> bytes:
         """See `Device.identifier_algorithm`."""
-        has = self.features.shader_module_identifiers
-        return identifier_algorithm(self.capabilities) if has else b""
+        struct = "VkPhysicalDeviceShaderModuleIdentifierPropertiesEXT"
+        value = self.capabilities.property_value(struct, "shaderModuleIdentifierAlgorithmUUID")
+        is_told = self.features.shader_module_identifiers
+        return bytes(value) if is_told and isinstance(value, tuple) else b""
 
     @property
     def binary_properties(self) -> BinaryProperties:
