@@ -15,7 +15,7 @@ from orchestrator.stores.files.atomic_file import likely_cause
 
 _FIRST_BYTES: Final = 200
 _MOST_KEYS: Final = 8
-_MOST_CASES: Final = 4096
+_MOST_CASES: Final = 512
 
 
 @define
