@@ -95,7 +95,8 @@ def test_a_driver_that_does_not_merge_is_found(
     bugs: DriverBugs,
     status: str,
 ) -> None:
-    monkeypatch.setattr(opening, "open_device", lambda _: SimulatedDevice(SimulatedOptions(bugs=bugs)))
+    options = SimulatedOptions(bugs=bugs)
+    monkeypatch.setattr(opening, "open_device", lambda *_, **__: SimulatedDevice(options))
     done = call("merge", *two, "-o", path_in(tmp_path / "out"), "-d", "simulated", "--json")
     assert done.code == ExitCode.BAD_INPUT
     assert {each["status"] for each in done.document["files"]} == {status}
@@ -119,8 +120,9 @@ def test_what_is_no_cache_file_is_not_overwritten(call: Call, two: tuple[Path, P
 def test_what_the_driver_says_is_shown_but_noise(
     call: Call, two: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def opened(_: str) -> SimulatedDevice:
-        os.write(2, b"a warning\noutput is based on invalid pci bus info.\nwithout an end")
+    def opened(_: str, **listing: object) -> SimulatedDevice:
+        if not listing:
+            os.write(2, b"a warning\noutput is based on invalid pci bus info.\nwithout an end")
         return SimulatedDevice()
 
     monkeypatch.setattr(opening, "open_device", opened)
