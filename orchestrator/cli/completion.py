@@ -30,8 +30,7 @@ def completion_verb(shell: Literal["bash", "zsh", "fish"], /, *, json: JsonFlag 
     output = Output(json=json)
     script = _with_display(app.generate_completion(shell=shell), shell)
     output.document(lambda: CompletionDocument(shell=shell, script=script))
-    for line in script.splitlines():
-        output.line(line)
+    output.out.print(script, soft_wrap=True)
     return ExitCode.OK
 
 
