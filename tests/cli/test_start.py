@@ -88,3 +88,25 @@ os.execv(sys.executable, [sys.executable, "-m", "orchestrator", *sys.argv[1:]])
     done = run_python("-c", source, *arguments)
     assert done.code == ExitCode.OK, done.err
     assert done.document["outcomes"]["compiled"] > 0
+
+
+NEEDS_A_VARIABLE = """
+import os, sys
+from orchestrator.cli.program import main
+from orchestrator.devices import families, selectors
+selectors.needed_at_start = lambda selector: {"NEEDED": "1"}
+families.require_family = lambda selector: None
+sys.exit(main(["compile", "sample", "-d", "simulated", "--mode", "none", "--in-process", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "code"), [(("--shard", "1/9"), ExitCode.OK), (("--timeout", "5s"), ExitCode.BAD_INPUT)]
+)
+def test_a_device_that_needs_variables_from_the_start_gets_them_in_a_new_interpreter(
+    more: tuple[str, ...], code: ExitCode
+) -> None:
+    """As Mesa's drm-shim does. What comes back is what that one wrote, and its exit code."""
+    done = run_python("-c", NEEDS_A_VARIABLE, *more, "--json")
+    assert done.code == code, done.err
+    assert ("outcomes" if code is ExitCode.OK else "error") in done.document
