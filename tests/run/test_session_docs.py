@@ -56,6 +56,11 @@ def example(name: str, function: str) -> Callable[..., Any]:
     return found
 
 
+@pytest.fixture
+def device() -> SimulatedDevice:
+    return SimulatedDevice()
+
+
 def test_every_example_is_run() -> None:
     assert set(EXAMPLES) == TESTED
     assert PAGE.count("```python") == len(EXAMPLES)
@@ -90,8 +95,7 @@ def test_a_device_of_ones_own() -> None:
         device.close()
 
 
-def test_a_loop() -> None:
-    device = SimulatedDevice()
+def test_a_loop(device: SimulatedDevice) -> None:
     drawn: list[Progress] = []
     report, handles, door = example("loop", "loading_screen")(
         lambda: (device, device.prepare(simulated_image(range(50)))),
@@ -116,8 +120,7 @@ def test_an_opener() -> None:
         groups.close()
 
 
-def test_a_level_that_is_loaded_later() -> None:
-    device = SimulatedDevice()
+def test_a_level_that_is_loaded_later(device: SimulatedDevice) -> None:
     with orchestrator.start_session((device, device.prepare(simulated_image(range(50))))) as session:
         ticket = example("later", "next_level")(
             session, lambda on: on.prepare(simulated_image(range(90, 99)))
@@ -126,8 +129,7 @@ def test_a_level_that_is_loaded_later() -> None:
     assert session.ended.result().compiled == 9
 
 
-def test_asyncio() -> None:
-    device = SimulatedDevice()
+def test_asyncio(device: SimulatedDevice) -> None:
     run = example("asyncio", "fill")
     prepared = device.prepare(simulated_image(range(50)))
     outcomes, handles, report = asyncio.run(run(lambda: (device, prepared), range(10, 20)))
@@ -135,8 +137,7 @@ def test_asyncio() -> None:
     assert np.count_nonzero(handles) == report.compiled == 10
 
 
-async def test_frames() -> None:
-    device = SimulatedDevice()
+async def test_frames(device: SimulatedDevice) -> None:
     drawn: list[Progress] = []
     report = await example("frames", "loading_screen")(
         device, device.prepare(simulated_image(range(50))), drawn.append
@@ -145,8 +146,7 @@ async def test_frames() -> None:
     assert drawn[0].done == 0
 
 
-async def test_what_is_needed_first() -> None:
-    device = SimulatedDevice()
+async def test_what_is_needed_first(device: SimulatedDevice) -> None:
     created, reasons = await example("urgent", "enter_level")(
         device, device.prepare(simulated_image(range(50))), range(10), range(10, 50), 40
     )
@@ -163,24 +163,21 @@ async def test_a_supervised_compile(tmp_path: Path) -> None:
     assert failed == []
 
 
-async def test_producers() -> None:
-    device = SimulatedDevice()
+async def test_producers(device: SimulatedDevice) -> None:
     report = await example("producers", "stream")(
         device, device.prepare(simulated_image(range(300))), [range(150), range(100, 300)]
     )
     assert report.compiled == 300
 
 
-async def test_a_change_of_level() -> None:
-    device = SimulatedDevice()
+async def test_a_change_of_level(device: SimulatedDevice) -> None:
     cancelled = await example("level_change", "change_level")(
         device, device.prepare(simulated_image(range(300))), range(150), range(150, 300)
     )
     assert len(device.compile_counts) == 300 - cancelled
 
 
-async def test_pipelines_to_draw_with() -> None:
-    device = SimulatedDevice()
+async def test_pipelines_to_draw_with(device: SimulatedDevice) -> None:
     prepared = device.prepare(simulated_image(range(50), libraries={20: [3]}))
     handles = await example("handles", "for_drawing")(device, prepared, [20, 30])
     assert np.count_nonzero(handles) == 2
@@ -189,8 +186,7 @@ async def test_pipelines_to_draw_with() -> None:
     assert device.live_pipelines == 0
 
 
-async def test_at_most_so_long() -> None:
-    device = SimulatedDevice()
+async def test_at_most_so_long(device: SimulatedDevice) -> None:
     prepared = device.prepare(simulated_image(range(50)))
     run = example("time_budget", "at_most")
     stopped, left, data = await run(device, prepared, 0, b"")
