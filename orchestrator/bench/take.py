@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -78,12 +78,10 @@ from orchestrator.schedule.options import Followers
 from orchestrator.sets.image.rearranged import repeat_pipelines
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.prepare import DeviceOpener, opened_groups
+from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file, save_cache_file
 from orchestrator.stores.files.atomic_file import SaveError, write_document
 from orchestrator.version import VERSION
-
-if TYPE_CHECKING:
-    from orchestrator.stores.binary_store import BinaryStore
 
 Request = Job
 _SEED = 7
@@ -169,8 +167,6 @@ def _sample(job: SampleJob, device: Device, whole: CreateInfoImage) -> _Ran:
     if directory is None:
         with _binaries(device) as source:
             return _run(device, image, settings, source, costs)
-    from orchestrator.stores.binary_store import BinaryStore
-
     with BinaryStore.open(directory) as store:
         with _binaries(device, store) as source:
             if not source.is_filled:  # the first sample fills the store

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec.structs import asdict
-from rich.table import Table
+from rich.text import Text
 
 from orchestrator.bench.calibration import Calibrated, CalibrationProgress
 from orchestrator.bench.compare import CellChange, ChangeReport
@@ -172,19 +172,20 @@ def _show_group(output: Output, report: ContentionReport, group: Comparison) -> 
     measured = {each.cell for each in cells}
     rows += [{"mode": cell.mode, "n": "0 †"} for cell in sorted(lost - measured)]
     figures = [each for each in _COLUMNS if each != "dupl." or key.duplicates]
-    made = matrix_table(*(_SHORT.get(each, each) for each in figures))
-    for row in rows:
-        made.add_row(*(row.get(each, "") for each in figures))
-    output.show(made)
+    lines = [[row.get(each, "") for each in figures] for row in rows]
+    _show_matrix(output, [_SHORT.get(each, each) for each in figures], lines)
 
 
-def matrix_table(*columns: str) -> Table:
-    """A narrow table without line breaks, whose first column is the mode and all others are figures."""
-    made = table(*columns, numbers=range(1, len(columns)))
+def _show_matrix(output: Output, heading: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:
+    """Print a narrow table without line breaks, whose first column is the mode and all others are figures."""
+    made = table(*heading, numbers=range(1, len(heading)))
     made.padding = (0, 0, 0, 1)
-    for column in made.columns:
-        column.no_wrap = True
-    return made
+    for place, column in enumerate(made.columns):
+        # rich takes the longest word of a figure for its least width
+        column.min_width = max(len(row[place]) for row in (heading, *rows))
+    for row in rows:
+        made.add_row(*row)
+    output.show(made)
 
 
 def show_progress(bar: MeasurementBar, progress: BenchProgress) -> None:
@@ -259,7 +260,7 @@ def show_changes(output: Output, report: ChangeReport, threshold: float) -> None
         title = f"{' -> '.join(names)}, {key.start}, {plural(key.workers, 'worker')}{key.copies}"
         output.line("")
         output.line(styled(f"{title}; {noise_text(changes[0].time.control)}", "head"))
-        made = matrix_table("mode", "before", "after", "time", "CPU", "memory")
+        rows = []
         for change in changes:
             texts = (
                 change.after.mode,
@@ -270,8 +271,8 @@ def show_changes(output: Output, report: ChangeReport, threshold: float) -> None
                 f"{change.memory.ratio.median:.2f}×{change.memory.mark}",
             )
             style: Style = "bad" if change in slower else "good" if change in faster else "dim"
-            made.add_row(*(styled(text, style) for text in texts))
-        output.show(made)
+            rows.append([styled(text, style) for text in texts])
+        _show_matrix(output, ("mode", "before", "after", "time", "CPU", "memory"), rows)
     legend = (
         "time: one pass over the set, keys and merge included, after / before; CPU time decides where time "
         f"doesn't. ≈: equal within 5 %, ?: undecided, fewer than {LEAST_PAIRS} samples, no A/A control, "
