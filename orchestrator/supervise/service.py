@@ -27,6 +27,7 @@ from orchestrator.devices.opening import load_driver, preload
 from orchestrator.process import die_with
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.options import CompileOptions
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores.files.atomic_file import SaveError
@@ -149,8 +150,6 @@ class _Server:
         if self._tries:
             return
         self._tries = True
-        from orchestrator.sets.image.builder import build_image  # a compile by a plan needs none
-
         # It makes the decoders for pipelines like these.
         build_image(self.source, jobs_of(request), AnyDevice())
         options = msgspec.msgpack.decode(request.options, type=CompileOptions)

@@ -27,6 +27,7 @@ from attrs import Factory, define, evolve, field
 
 from orchestrator.children.parent import Ended
 from orchestrator.devices.device import CacheMode, DeviceIdentity, DriverStep
+from orchestrator.devices.families import require_family
 from orchestrator.errors import DeviceError, expect
 from orchestrator.run.commands import Stop
 from orchestrator.run.first_error import first_error
@@ -340,8 +341,6 @@ class _Supervisor:
         Raises:
             NoDeviceError: There is no such driver or family.
         """
-        from orchestrator.devices.families import require_family
-
         if not self.options.trial_limits.opener:
             require_family(self.options.selector)
 

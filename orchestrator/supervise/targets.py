@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import trio
 from attrs import define, evolve, field, frozen
 
+from orchestrator.devices.families import expand, is_pattern, one_spelling
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.run.first_error import first_error
 from orchestrator.run.limits import has_memory
@@ -246,8 +247,6 @@ def selectors_of(devices: Sequence[str]) -> tuple[str, ...]:
     Raises:
         NoDeviceError: No family of the installed RADV fits a pattern.
     """
-    from orchestrator.devices.families import expand, is_pattern, one_spelling
-
     found: dict[str, None] = {}
     for each in map(one_spelling, devices or ("",)):
         found.update(dict.fromkeys([one.selector for one in expand(each)] if is_pattern(each) else [each]))

@@ -36,6 +36,8 @@ from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.run.records import CompileReport, encode_msgpack
 from orchestrator.run.steering import SentCommands, Settlement, Steering
 from orchestrator.sets.decoder import decoding_processes
+from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.image.rearranged import job_of, only
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
 from orchestrator.supervise.in_flight import AnnouncingObserver, InFlightTable
@@ -236,9 +238,6 @@ class WorkerFork:
 
     def _try(self, request: Try) -> None:
         """Give pipelines to the driver, one after the other, and say before which step it is."""
-        from orchestrator.sets.image.builder import build_image
-        from orchestrator.sets.image.rearranged import job_of, only
-
         _hear(self.control, lambda _: os._exit(0))
         device = self._open_device(msgspec.msgpack.decode(request.request, type=DeviceRequest))
         device.observer = observer = _TellingObserver(self.channel, request.number)
