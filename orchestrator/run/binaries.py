@@ -105,10 +105,6 @@ class _Pulled:
     def release_all(self) -> list[int]:
         return [handle for index in [*self.of] for handle in self.release(index)]
 
-    @property
-    def bytes(self) -> int:
-        return sum({id(each): each.size for binaries in self.of.values() for each in binaries}.values())
-
 
 @define(eq=False)
 class _Filler:
@@ -468,12 +464,6 @@ class HeldPipelines(BinarySource):
         """What it did so far."""
         with self._lock:
             return BinariesRecord(**self._counts)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the binaries that it holds now for pipelines that were not created yet."""
-        with self._lock:
-            return sum(each.bytes for each in self._pulled_of.values())
 
     def size(self) -> int:
         """Bytes of binaries that were pulled in or captured."""

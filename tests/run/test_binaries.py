@@ -274,16 +274,13 @@ async def test_binaries_are_destroyed_as_soon_as_nothing_needs_them(store: Binar
     source = HeldPipelines.of(device, store)
     source.pull_in(prepared)
     left = [device.live_binaries]
-    held = [source.held_bytes]
     for index in range(COUNT):
         batch = device.create_pipelines(prepared, np.array([index], np.int32), source)
         assert batch.results.tolist() == [0]
         left.append(device.live_binaries)
-        held.append(source.held_bytes)
     assert left[0] == 13
-    assert left[-1] == held[-1] == 0
+    assert left[-1] == 0
     assert left == sorted(left, reverse=True)
-    assert held == sorted(held, reverse=True)
     source.destroy()
     device.close()
 
@@ -296,15 +293,14 @@ async def test_images_that_are_prepared_twice_have_binaries_each(store: BinarySt
     # A run that was stopped before it created anything, and two others.
     for prepared in (first, first, second):
         source.pull_in(prepared)
-    held = source.held_bytes
     assert device.live_binaries == 2 * 13
     assert not device.create_pipelines(first, every, source).results.any()
-    assert (device.live_binaries, source.held_bytes) == (13, held // 2)
+    assert device.live_binaries == 13
     source.pull_in(first)
     assert not device.create_pipelines(second, every, source).results.any()
     assert device.compile_counts == {}
     source.destroy()
-    assert (device.live_binaries, source.held_bytes) == (0, 0)
+    assert device.live_binaries == 0
     device.close()
 
 

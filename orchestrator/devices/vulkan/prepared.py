@@ -5,7 +5,7 @@ the pipelines that need it unusable, with the cause. Everything is destroyed onc
 creation. Libraries stay alive with the prepared image, because pipelines that link them need them.
 
 All modules are created at once if their SPIR-V fits a bound. Otherwise they are created when a batch needs
-them, and the least recently used are destroyed when the bound is exceeded. A module always lives from
+them, and those that no batch uses are destroyed when the bound is exceeded. A module always lives from
 `acquire` to `release`, and workers share it.
 
 Workers patch fields without a lock: those of different pipelines are disjoint, and no pipeline is in two
@@ -15,7 +15,6 @@ batches at the same time (the seam's rule).
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
@@ -76,7 +75,7 @@ class ShaderModules:
         self._create = create
         self._destroy = destroy
         self._limit = limit
-        self._live: OrderedDict[int, _Live] = OrderedDict()
+        self._live: dict[int, _Live] = {}
         self._size = 0
         self._lock = threading.Lock()
         self.all_made = self.any_made = False
@@ -104,7 +103,6 @@ class ShaderModules:
                 module = self._modules[index]
                 live = self._live[index] = _Live(self._create(module), module.code_size)
                 self._size += live.size
-            self._live.move_to_end(index)
             live.users += 1
             return live.handle
 
@@ -113,7 +111,10 @@ class ShaderModules:
         with self._lock:
             self._live[index].users -= 1
             if self._size > self._limit:
-                self._evict()
+                for unused in [each for each, live in self._live.items() if not live.users]:
+                    live = self._live.pop(unused)
+                    self._size -= live.size
+                    self._destroy(live.handle)
 
     def handles(self) -> dict[int, int]:
         """Handles of the living modules, by index."""
@@ -127,20 +128,6 @@ class ShaderModules:
                 self._destroy(live.handle)
             self._live.clear()
             self._size = 0
-
-    def _evict(self) -> None:
-        over = self._size - self._limit
-        victims = []
-        for index, live in self._live.items():  # oldest first
-            if over <= 0:
-                break
-            if not live.users:
-                victims.append(index)
-                over -= live.size
-        for index in victims:
-            live = self._live.pop(index)
-            self._size -= live.size
-            self._destroy(live.handle)
 
 
 # Names of objects in their commands and create infos, and the version suffix of both.
