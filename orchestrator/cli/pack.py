@@ -48,7 +48,7 @@ def pack_verb(
             manifest=path_text(manifest),
             output=path_text(output),
             bytes=size,
-            records=report.records,
+            records=len(report.records),
             modules=report.modules,
             described=len(described),
             pipelines=counts_by_kind(counts),
@@ -63,7 +63,7 @@ def pack_verb(
         f"different ({kinds})" + (f"; {same:,} equal another" if same else "")
     )
     out.line(
-        f"{path_text(output)}: {plural(report.records, 'record')}, "
+        f"{path_text(output)}: {plural(len(report.records), 'record')}, "
         f"{plural(report.modules, 'shader module')}, {byte_text(size)}"
     )
     out.line(f"next: orchestrator compile {shell_text(output)}")

@@ -29,7 +29,7 @@ from orchestrator.sets.image.rearranged import blame_links, job_of
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv import validation
-from orchestrator.sets.spirv.validation import Judgement, Verdict
+from orchestrator.sets.spirv.validation import SpirvJudgement, SpirvVerdict
 
 _SHOWN = 3
 _T = TypeVar("_T")
@@ -91,7 +91,7 @@ async def vet(
     """
     program = validation.find_spirv_val()
     notes = ["spirv-val was not found, so no module was validated (Debian: spirv-tools)"]
-    judged: Mapping[int, Judgement] = {}
+    judged: Mapping[int, SpirvJudgement] = {}
     if program is not None:
         judged = await run_with_children(
             lambda children: dict(
@@ -99,7 +99,7 @@ async def vet(
             )
         )
         notes = _module_notes(image, judged, options.spirv_val)
-    refused = {index: each.reason for index, each in judged.items() if each.verdict is Verdict.INVALID}
+    refused = {index: each.reason for index, each in judged.items() if each.verdict is SpirvVerdict.INVALID}
     status, untried, reasons = OutcomeStatus.SKIPPED, frozenset[PipelineJob](), dict[int, str]()
     if options.spirv_val is ModulePolicy.SKIP:
         for index in range(len(image)):
@@ -146,15 +146,17 @@ def _modules(image: CreateInfoImage) -> list[tuple[int, bytes]]:
     return modules
 
 
-def _module_notes(image: CreateInfoImage, judged: Mapping[int, Judgement], policy: ModulePolicy) -> list[str]:
+def _module_notes(
+    image: CreateInfoImage, judged: Mapping[int, SpirvJudgement], policy: ModulePolicy
+) -> list[str]:
     notes = []
     compiled = "; their pipelines are compiled all the same" if policy is ModulePolicy.WARN else ""
-    for verdict, said in ((Verdict.INVALID, "refuses"), (Verdict.UNKNOWN, "has no answer for")):
+    for verdict, said in ((SpirvVerdict.INVALID, "refuses"), (SpirvVerdict.UNKNOWN, "has no answer for")):
         found = [(index, each) for index, each in sorted(judged.items()) if each.verdict is verdict]
         if found:
             shown = [f"{image.modules[index].key:016x}: {each.reason}" for index, each in found[:_SHOWN]]
             more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-            then = compiled if verdict is Verdict.INVALID else ""
+            then = compiled if verdict is SpirvVerdict.INVALID else ""
             listed = "; ".join([*shown, *more])
             notes.append(f"spirv-val {said} {len(found)} of {len(judged)} modules{then}: {listed}")
     return notes

@@ -72,7 +72,7 @@ class SetPlan:
         return every.where(every.firsts())
 
 
-class _Module(msgspec.Struct, array_like=True):
+class _PlannedModule(msgspec.Struct, array_like=True):
     key: int
     code_size: int
     flags: int
@@ -82,7 +82,7 @@ class _Module(msgspec.Struct, array_like=True):
 
 class _Encoded(msgspec.Struct, array_like=True):
     plan: SetPlan  # without the modules of its images
-    modules: list[list[_Module]]  # of each group
+    modules: list[list[_PlannedModule]]  # of each group
 
 
 def encode_plan(plan: SetPlan, place_of: Callable[[int], Place | None]) -> bytes:
@@ -96,7 +96,7 @@ def encode_plan(plan: SetPlan, place_of: Callable[[int], Place | None]) -> bytes
         ValueError: A module has no place: the set is not made of archives.
     """
     left = _MOST_CODE
-    modules: list[list[_Module]] = []
+    modules: list[list[_PlannedModule]] = []
     for planned in plan.groups:
         modules.append([])
         for each in planned.built.image.modules:
@@ -107,7 +107,7 @@ def encode_plan(plan: SetPlan, place_of: Callable[[int], Place | None]) -> bytes
                 with suppress(OrchestratorError):  # damaged, or a provider has it: whoever needs it says so
                     code = each.load()
             left -= len(code)
-            modules[-1].append(_Module(each.key, each.code_size, each.flags, place, code))
+            modules[-1].append(_PlannedModule(each.key, each.code_size, each.flags, place, code))
     groups = tuple(_with_modules(each, ()) for each in plan.groups)
     return encode_value(_Encoded(evolve(plan, groups=groups), modules))
 
@@ -132,7 +132,7 @@ def decode_plan(data: bytes | memoryview, source: PipelineSet) -> SetPlan:
     return evolve(encoded.plan, groups=tuple(groups))
 
 
-def _source_of(module: _Module, code: ModuleCode) -> ModuleSource:
+def _source_of(module: _PlannedModule, code: ModuleCode) -> ModuleSource:
     if module.code:
         return partial(bytes, module.code)
     if module.place is None:

@@ -313,7 +313,7 @@ def _print_statuses(device: str, cache_directory: Path) -> None:
         return {(each.kind.value, int(each.key)): each.status.value for each in report.pipelines}
 
     statuses = trio.run(compile_sample)
-    packed = load_manifest(MANIFEST).report.pipelines
+    packed = load_manifest(MANIFEST).pipelines
     print(json.dumps({each.name: statuses[each.kind.value, each.key] for each in packed}))
 
 

@@ -213,7 +213,7 @@ def test_two_applications_with_pipelines_of_their_own_each_hit_in_one_file(
 ) -> None:
     features = feature_tables(recorded_application("sample")["features"])
     shader_object = {"structure": "VkPhysicalDeviceShaderObjectFeaturesEXT", "shader_object": True}
-    manifest = {each.name: each for each in load_manifest(MANIFEST).report.pipelines}
+    manifest = {each.name: each for each in load_manifest(MANIFEST).pipelines}
     is_compute = {name: each.kind is PipelineKind.COMPUTE for name, each in manifest.items()}
     archives, own = [], []
     for number, more in enumerate(([], [shader_object])):

@@ -22,7 +22,7 @@ from orchestrator.sets.image.built import BuiltImage
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
-from tests.drivers import Corpus, each_corpus, run_on_device
+from tests.drivers import run_on_device
 from tests.sets.image.meaning import Meaning
 from tests.supervise.processes import children
 
@@ -93,9 +93,9 @@ def test_several_processes_make_the_image_of_one_thread_and_ask_the_same(sample:
     device.close()
 
 
-@each_corpus
-def test_several_processes_make_the_image_of_captured_sets(corpus: Corpus) -> None:
-    with PipelineSet.open(corpus.path) as opened:
+@pytest.mark.parametrize("name", ["placebo", "wgpu", "sascha_rt"])
+def test_several_processes_make_the_image_of_captured_sets(name: str, corpora: Path) -> None:
+    with PipelineSet.open(corpora / f"{name}.foz") as opened:
         assert held(decoded(opened)) == held(build_image(opened, opened.pipelines, DEVICE))
 
 

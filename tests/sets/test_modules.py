@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import struct
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,8 +19,6 @@ from orchestrator.sets.archive.modules import (
     encode_module,
     encode_varint,
 )
-from orchestrator.sets.archive.reader import Archive
-from orchestrator.sets.records import RecordTag
 from tests.sets.archive.small_archives import spirv
 
 CODE = spirv(1, 0x80, 0xFFFFFFFF)
@@ -110,17 +107,3 @@ def test_modules_survive(words: list[int], flags: int) -> None:
     code = spirv(*words)
     key = module_hash(code, flags)
     assert decode_module(key, encode_module(code, flags)) == ShaderModule(key, code, flags)
-
-
-def test_corpora_recompute(corpora: Path) -> None:
-    modules: list[ShaderModule] = []
-    tag = RecordTag.SHADER_MODULE
-    for path in sorted(corpora.glob("*.foz")):
-        with Archive.open(path) as archive:
-            keys = archive.keys(tag)
-            for key in keys[:: max(1, len(keys) // 40)]:
-                module = decode_module(key, archive.payload(tag, key))
-                modules.append(module)
-                assert encode_module(module.code, module.flags, key) == archive.payload(tag, key)
-    assert len(modules) > 300
-    assert all(module_hash(each.code, each.flags) == each.key for each in modules[::20])

@@ -24,7 +24,7 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.sample import sample_path
 from orchestrator.sets.spirv import validation
-from orchestrator.sets.spirv.validation import Judgement, Verdict
+from orchestrator.sets.spirv.validation import SpirvJudgement, SpirvVerdict
 from orchestrator.supervise.trial import try_pipelines
 from tests.drivers import corpora_folder, require_tool
 from tests.run.small_sets import Opener, add_sample, compiled, compute_keys, write_small_set
@@ -43,10 +43,10 @@ def archive(tmp_path: Path) -> Path:
 def refuses_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A validator that refuses the first module of an image, and does not know the last."""
 
-    def judge(modules: list[tuple[int, bytes]], program: str, **options: object) -> dict[int, Judgement]:
-        verdicts = {index: Judgement(Verdict.VALID) for index, _ in modules}
-        verdicts[len(modules) - 1] = Judgement(Verdict.UNKNOWN, "spirv-val: too old")
-        return verdicts | {0: Judgement(Verdict.INVALID, "spirv-val: error: broken")}
+    def judge(modules: list[tuple[int, bytes]], program: str, **options: object) -> dict[int, SpirvJudgement]:
+        verdicts = {index: SpirvJudgement(SpirvVerdict.VALID) for index, _ in modules}
+        verdicts[len(modules) - 1] = SpirvJudgement(SpirvVerdict.UNKNOWN, "spirv-val: too old")
+        return verdicts | {0: SpirvJudgement(SpirvVerdict.INVALID, "spirv-val: error: broken")}
 
     monkeypatch.setattr(validation, "validate_modules", judge)
     monkeypatch.setattr(validation, "find_spirv_val", lambda: "spirv-val")
@@ -147,10 +147,11 @@ def linked(tmp_path: Path) -> LinkedSet:
 async def test_what_links_a_library_of_a_refused_module_is_skipped(
     linked: LinkedSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge(modules: list[tuple[int, bytes]], program: str, **options: object) -> dict[int, Judgement]:
-        refused = Judgement(Verdict.INVALID, "spirv-val: error: broken")
+    def judge(modules: list[tuple[int, bytes]], program: str, **options: object) -> dict[int, SpirvJudgement]:
+        refused = SpirvJudgement(SpirvVerdict.INVALID, "spirv-val: error: broken")
         return {
-            index: refused if code == linked.code else Judgement(Verdict.VALID) for index, code in modules
+            index: refused if code == linked.code else SpirvJudgement(SpirvVerdict.VALID)
+            for index, code in modules
         }
 
     monkeypatch.setattr(validation, "validate_modules", judge)

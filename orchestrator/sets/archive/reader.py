@@ -52,7 +52,6 @@ _HEADER = np.dtype(
 RECORD_SIZE = _HEADER.itemsize
 _STORED_SIZE = struct.Struct("<I")
 _PARAMETERS = struct.Struct("<4I")  # stored size, flags, crc32, size
-_INFLATED_AT_ONCE = 4096  # stored bytes
 _SHORTENED = "the file was shortened after it was opened"
 _FOREIGN = "the tag is none of a pipeline archive (0 to 10); a shader-cache database, perhaps"
 
@@ -104,12 +103,6 @@ def _deflate_bound(stored: _Bytes) -> _Bytes:
 
 def inflate(stored: bytes, size: int) -> bytes:
     """Decode a zlib stream that must give exactly `size` bytes, else ValueError."""
-    if len(stored) <= _INFLATED_AT_ONCE:
-        # Takes half the time. The input is small, so the output is bounded; errors are reported below.
-        with contextlib.suppress(zlib.error):
-            data = zlib.decompress(stored, bufsize=size + 1)
-            if len(data) == size:
-                return data
     decoder = zlib.decompressobj()
     try:
         data = decoder.decompress(stored, size + 1)
@@ -168,12 +161,10 @@ def build_index(data: mmap.mmap, path: str, limits: ArchiveLimits) -> _Index:
         damage.append(Damage(int(offsets[row]), int(tags[row]), int(keys[row]), reason))
     sizes = headers["size"].astype(np.int64)
     sizes[list(reasons)] = 0
-    most = min(limits.total_bytes, max(limits.free_bytes, limits.expansion * len(data)))
-    _check_total(offsets, sizes, path, most)
+    allowed = limits.expansion * len(data)
+    _check_total(offsets, sizes, path, min(limits.total_bytes, max(limits.free_bytes, allowed)))
     sizes[tags == RecordTag.SHADER_MODULE] = 0
-    _check_total(
-        offsets, sizes, path, max(limits.free_document_bytes, limits.expansion * len(data)), " of JSON"
-    )
+    _check_total(offsets, sizes, path, max(limits.free_document_bytes, allowed), " of JSON")
     refusals = {int(offsets[row]): reason for row, reason in reasons.items()}
     by_tag = {tag: _offsets_of(keys[tags == tag], offsets[tags == tag], refusals) for tag in RecordTag}
     return _Index(
@@ -250,10 +241,8 @@ def _check_total(
 ) -> None:
     over = np.flatnonzero(np.cumsum(sizes) > most)
     if len(over):
-        reason = (
-            f"the records declare more than {most} bytes{what} in total, which a file of this size may hold"
-        )
-        raise ArchiveError(path, int(offsets[over[0]]), reason)
+        what = f"{most} bytes{what} in total"
+        raise ArchiveError(path, int(offsets[over[0]]), f"the records declare more than {what}: too many")
 
 
 def _offsets_of(

@@ -39,20 +39,19 @@ class ArchiveWriter:
     As a context manager it commits at the end of the block, or discards what was written if the block raises.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | int, *, compress: bool = True, level: int = 6) -> None:
+    def __init__(self, path: str | os.PathLike[str] | int, *, level: int = 6) -> None:
         """Begin an archive.
 
         Args:
             path: The path, whose old file is replaced at commit; or the descriptor of an empty unnamed file,
                 which is written directly and stays the caller's.
-            compress: Whether to deflate payloads that this makes smaller.
-            level: zlib's compression level, 1 to 9.
+            level: zlib's compression level, 1 to 9; payloads that deflating makes smaller are deflated.
 
         Raises:
             ArchiveError: The directory does not take a new file.
         """
         self._path = f"descriptor {path}" if isinstance(path, int) else os.fspath(path)
-        self._level = level if compress else 0
+        self._level = level
         self._names: set[tuple[int, int]] = set()
         self._offset = 0
         self._temporary: Path | None = None
@@ -68,11 +67,6 @@ class ArchiveWriter:
             return os.open(self._temporary, flags, 0o666)
         except OSError as error:
             raise self._failed("cannot be created", error) from error
-
-    @property
-    def size(self) -> int:
-        """Bytes written so far."""
-        return self._offset
 
     def __len__(self) -> int:
         """Number of records so far."""
@@ -92,7 +86,7 @@ class ArchiveWriter:
         """
         if (tag, key) in self._names:
             return False
-        deflated = zlib.compress(payload, self._level) if self._level else payload
+        deflated = zlib.compress(payload, self._level)
         smaller = len(deflated) < len(payload)
         data = deflated if smaller else payload
         stored = StoredPayload(data, FLAG_DEFLATE if smaller else FLAG_RAW, zlib.crc32(data), len(payload))

@@ -326,33 +326,28 @@ class PackedPipeline:
     key: int
 
 
-@frozen
-class ManifestReport:
-    """The set that a manifest describes."""
+@frozen(eq=False)
+class PackedSet:
+    """A manifest's set in memory."""
 
-    manifest: Path
+    records: MemoryRecords
     pipelines: tuple[PackedPipeline, ...]
-    modules: int
-    records: int
+    files: tuple[Path, ...]  # the manifest, and its shaders
+
+    @property
+    def modules(self) -> int:
+        """Number of shader modules."""
+        return len(self.records.keys(RecordTag.SHADER_MODULE))
 
     @property
     def unique(self) -> int:
-        """Number of different pipelines in the set."""
+        """Number of different pipelines."""
         return sum(self.counts().values())
 
     def counts(self) -> dict[PipelineKind, int]:
         """Different pipelines by kind."""
         seen = {(each.kind, each.key) for each in self.pipelines}
         return {kind: sum(1 for each, _ in seen if each is kind) for kind in PipelineKind}
-
-
-@frozen(eq=False)
-class PackedSet:
-    """A manifest's set in memory."""
-
-    records: MemoryRecords
-    report: ManifestReport
-    files: tuple[Path, ...]
 
 
 def load_manifest(path: Path) -> PackedSet:
@@ -371,13 +366,11 @@ def load_manifest(path: Path) -> PackedSet:
         if needed:
             told = msgspec.structs.replace(application, features=feature_tables(needed))
             packer = _Packer.of(path, msgspec.structs.replace(manifest, application=told))
-    records = packer.records
-    modules = len(records.keys(RecordTag.SHADER_MODULE))
     files = (path, *(path.parent / each.table.path for each in packer.shaders.values()))
-    return PackedSet(records, ManifestReport(path, tuple(packer.pipelines), modules, len(records)), files)
+    return PackedSet(packer.records, tuple(packer.pipelines), files)
 
 
-def pack_manifest(path: Path, destination: Path) -> ManifestReport:
+def pack_manifest(path: Path, destination: Path) -> PackedSet:
     """Build the set that a manifest describes and write it as an archive.
 
     Raises:
@@ -390,7 +383,7 @@ def pack_manifest(path: Path, destination: Path) -> ManifestReport:
             raise ManifestError(f"{destination}: cannot be written: it would overwrite the input {each}")
     with ArchiveWriter(destination) as writer:
         copy_records(packed.records, writer)
-    return packed.report
+    return packed
 
 
 @frozen

@@ -99,10 +99,25 @@ class _Opened:
     def moved(self, offsets: Offsets) -> Offsets:
         return np.where(offsets < 0, -1, offsets + self.move)
 
-    def by_pipeline(self, slots: Offsets, values: npt.NDArray[np.integer], starts: Offsets) -> _Fields:
+    def _by_pipeline(self, slots: Offsets, values: npt.NDArray[np.integer], starts: Offsets) -> _Fields:
         owners = np.repeat(self.image.offsets, np.diff(starts))
         inside = slots < self.image.feedback_offset
         return _Fields(np.where(inside, owners - 1 - slots, slots + self.move), values, starts)
+
+    def objects(self, number_of: Indices) -> _Fields:
+        """What each pipeline needs; where its fields are is elsewhere."""
+        index = number_of[self.image.object_index]
+        return _Fields(np.zeros(len(index), np.int64), index, self.image.object_start)
+
+    def modules(self, number_of: Indices) -> _Fields:
+        image = self.image
+        numbers = number_of[image.module_slot_module]
+        return self._by_pipeline(image.module_slots, numbers, image.module_slot_start)
+
+    def libraries(self, place_of: Offsets) -> _Fields:
+        image = self.image
+        places = place_of[image.library_slot_pipeline]
+        return self._by_pipeline(image.library_slots, places, image.library_slot_start)
 
     def split(
         self, slots: Offsets, values: npt.NDArray[np.integer]
@@ -145,14 +160,9 @@ def _arranged(images: Sequence[CreateInfoImage], order: Offsets, places: Offsets
     )
     needed, with_modules, with_libraries = [], [], []
     for one, number_of, module_of, first in zip(opened, object_numbers, module_numbers, firsts, strict=False):
-        image = one.image
-        index = number_of[image.object_index]
-        needed.append(_Fields(np.zeros(len(index), np.int64), index, image.object_start))
-        with_modules.append(
-            one.by_pipeline(image.module_slots, module_of[image.module_slot_module], image.module_slot_start)
-        )
-        numbers = places[image.library_slot_pipeline + first]
-        with_libraries.append(one.by_pipeline(image.library_slots, numbers, image.library_slot_start))
+        needed.append(one.objects(number_of))
+        with_modules.append(one.modules(module_of))
+        with_libraries.append(one.libraries(places[first:]))
 
     def chosen(fields: Sequence[_Fields]) -> tuple[Offsets, Indices, Offsets]:
         found, values, starts = _Fields.joined(fields).of(order, begins)

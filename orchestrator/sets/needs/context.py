@@ -11,7 +11,7 @@ What would only crash a driver is left to supervision, which names the pipeline.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -27,7 +27,9 @@ from orchestrator.sets.needs.rules import (
 )
 
 DynamicStates = frozenset[int]
-Context = Callable[[DeviceAnswers, Any, DynamicStates], str | None]
+Texts = Iterator[str | None]
+"""What is missing, thing by thing; None for what is there."""
+Context = Callable[[DeviceAnswers, Any, DynamicStates], Texts]
 
 
 class Malformed(str):
@@ -49,6 +51,11 @@ _LINES = (1, 2, 6, 7)  # VkPrimitiveTopology: line list and strip, with and with
 _LISTS = (0, 1, 3, 6, 8)
 _PATCH_LIST = 10
 _POLYGON_MODE_LINE = 1
+
+
+def first(texts: Iterable[str | None]) -> str | None:
+    """The first thing that is missing, or None; nothing is asked of the device after it."""
+    return next((text for text in texts if text is not None), None)
 
 
 @lru_cache(maxsize=64)
@@ -91,196 +98,162 @@ def chained(value: Any, name: str) -> Any | None:
     return None
 
 
-def graphics_pipeline(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+def graphics_pipeline(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> Texts:
     """Requirements across the parts of a graphics pipeline."""
-    rendering = chained(value, "VkPipelineRenderingCreateInfo")
-    return (
-        wrong_stages(_GRAPHICS, [each.stage for each in value.pStages or ()])
-        or _depth_bias(answers, value.pRasterizationState, dynamic)
-        or _lines(answers, value, dynamic)
-        or _dynamic_rendering(answers, value)
-        or (None if rendering is None or value.renderPass else multiview(answers, value, rendering.viewMask))
-    )
-
-
-def _depth_bias(answers: DeviceAnswers, raster: Any | None, dynamic: DynamicStates) -> str | None:
-    # VUID-VkGraphicsPipelineCreateInfo-pDynamicStates-00754
-    if raster is None or not raster.depthBiasEnable or not raster.depthBiasClamp:
-        return None
-    return None if dynamic_state("DEPTH_BIAS") in dynamic else feature(answers, BASE, "depthBiasClamp")
-
-
-def _lines(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+    yield wrong_stages(_GRAPHICS, [each.stage for each in value.pStages or ()])
     raster, assembly = value.pRasterizationState, value.pInputAssemblyState
-    if raster is None:
-        return None
-    topology = assembly.topology if assembly is not None else None
-    # VUID-VkGraphicsPipelineCreateInfo-pDynamicStates-00749 demands a width of 1 even where no line is drawn.
-    # Programs record 0 there, and nothing reads it, so this checks only pipelines that draw lines.
-    draws_lines = topology in _LINES or raster.polygonMode == _POLYGON_MODE_LINE
-    if draws_lines and raster.lineWidth != 1 and dynamic_state("LINE_WIDTH") not in dynamic:
-        return feature(answers, BASE, "wideLines")
-    return None
+    if raster is not None:
+        # VUID-VkGraphicsPipelineCreateInfo-pDynamicStates-00754
+        biased = raster.depthBiasEnable and raster.depthBiasClamp
+        if biased and dynamic_state("DEPTH_BIAS") not in dynamic:
+            yield feature(answers, BASE, "depthBiasClamp")
+        # VUID-VkGraphicsPipelineCreateInfo-pDynamicStates-00749 demands a width of 1 even where no line is
+        # drawn. Programs record 0 there, and nothing reads it, so this checks only pipelines that draw lines.
+        draws_lines = assembly is not None and assembly.topology in _LINES
+        draws_lines = draws_lines or raster.polygonMode == _POLYGON_MODE_LINE
+        if draws_lines and raster.lineWidth != 1 and dynamic_state("LINE_WIDTH") not in dynamic:
+            yield feature(answers, BASE, "wideLines")
+    if not value.renderPass:
+        # VUID-VkGraphicsPipelineCreateInfo-dynamicRendering-06576: a library of vertex input only needs no
+        # render pass, and a pipeline that links libraries takes it from them.
+        library = chained(value, "VkGraphicsPipelineLibraryCreateInfoEXT")
+        links = chained(value, "VkPipelineLibraryCreateInfoKHR") is not None
+        if not links and (library is None or library.flags != 1):
+            yield feature(answers, "VkPhysicalDeviceDynamicRenderingFeatures", "dynamicRendering")
+        if (rendering := chained(value, "VkPipelineRenderingCreateInfo")) is not None:
+            yield from multiview(answers, value, rendering.viewMask)
 
 
-def _dynamic_rendering(answers: DeviceAnswers, value: Any) -> str | None:
-    # VUID-VkGraphicsPipelineCreateInfo-dynamicRendering-06576: a library of vertex input only needs no render
-    # pass, and a pipeline that links libraries takes it from them.
-    if value.renderPass or chained(value, "VkPipelineLibraryCreateInfoKHR") is not None:
-        return None
-    library = chained(value, "VkGraphicsPipelineLibraryCreateInfoEXT")
-    if library is not None and library.flags == 1:
-        return None
-    return feature(answers, "VkPhysicalDeviceDynamicRenderingFeatures", "dynamicRendering")
-
-
-def multiview(answers: DeviceAnswers, pipeline: Any, view_mask: int) -> str | None:
+def multiview(answers: DeviceAnswers, pipeline: Any, view_mask: int) -> Texts:
     """What is missing for a graphics pipeline in a subpass, or in dynamic rendering, of that view mask."""
     if not view_mask:
-        return None
+        return
     stages = 0
     for each in pipeline.pStages or ():
         stages |= each.stage
-    struct, missing = "VkPhysicalDeviceMultiviewFeatures", None
+    struct = "VkPhysicalDeviceMultiviewFeatures"
     if stages & _TESSELLATION:
-        missing = feature(answers, struct, "multiviewTessellationShader")
-    if missing is None and stages & _GEOMETRY:
-        missing = feature(answers, struct, "multiviewGeometryShader")
-    if missing is None and stages & _MESH and answers.extension("VK_EXT_mesh_shader"):
-        missing = feature(answers, "VkPhysicalDeviceMeshShaderFeaturesEXT", "multiviewMeshShader")
-    return missing or limit(
-        answers, "VkPhysicalDeviceMultiviewProperties", "maxMultiviewViewCount", view_mask.bit_length()
-    )
+        yield feature(answers, struct, "multiviewTessellationShader")
+    if stages & _GEOMETRY:
+        yield feature(answers, struct, "multiviewGeometryShader")
+    if stages & _MESH and answers.extension("VK_EXT_mesh_shader"):
+        yield feature(answers, "VkPhysicalDeviceMeshShaderFeaturesEXT", "multiviewMeshShader")
+    most = "VkPhysicalDeviceMultiviewProperties", "maxMultiviewViewCount"
+    yield limit(answers, *most, view_mask.bit_length())
 
 
-def input_assembly(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+def input_assembly(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> Texts:
     """Primitive restart of lists: VUID-VkPipelineInputAssemblyStateCreateInfo-topology-06252 and -06253."""
-    if not value.primitiveRestartEnable or {
-        dynamic_state("PRIMITIVE_RESTART_ENABLE"),
-        dynamic_state("PRIMITIVE_TOPOLOGY"),
-    }.intersection(dynamic):
-        return None
-    struct = "VkPhysicalDevicePrimitiveTopologyListRestartFeaturesEXT"
-    if value.topology in _LISTS:
-        return feature(answers, struct, "primitiveTopologyListRestart")
-    if value.topology == _PATCH_LIST:
-        return feature(answers, struct, "primitiveTopologyPatchListRestart")
-    return None
+    states = ("PRIMITIVE_RESTART_ENABLE", "PRIMITIVE_TOPOLOGY")
+    is_set_later = any(dynamic_state(each) in dynamic for each in states)
+    if value.primitiveRestartEnable and not is_set_later:
+        struct = "VkPhysicalDevicePrimitiveTopologyListRestartFeaturesEXT"
+        if value.topology in _LISTS:
+            yield feature(answers, struct, "primitiveTopologyListRestart")
+        elif value.topology == _PATCH_LIST:
+            yield feature(answers, struct, "primitiveTopologyPatchListRestart")
 
 
-def vertex_input(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+def vertex_input(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> Texts:
     """Formats of vertex attributes: VUID-VkVertexInputAttributeDescription-format-00623."""
     for each in value.pVertexAttributeDescriptions or ():
         if not answers.format_has(each.format, buffer=VERTEX_BUFFER):
-            return f"format {format_name(each.format)} as vertex attribute"
-    return None
+            yield f"format {format_name(each.format)} as vertex attribute"
 
 
-def viewports(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+def viewports(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> Texts:
     """Counts of both: VUID-VkPipelineViewportStateCreateInfo-viewportCount-01216, -01217."""
-    if missing := replaced_arrays(answers, value, dynamic):
-        return missing
+    yield from replaced_arrays(answers, value, dynamic)
     counts = []
     if dynamic_state("VIEWPORT_WITH_COUNT") not in dynamic:
         counts.append(value.viewportCount or len(value.pViewports or ()))
     if dynamic_state("SCISSOR_WITH_COUNT") not in dynamic:
         counts.append(value.scissorCount or len(value.pScissors or ()))
     most = max(counts, default=0)
-    if most <= 1:
-        return None
-    return feature(answers, BASE, "multiViewport") or limit(answers, LIMITS, "maxViewports", most)
+    if most > 1:
+        yield feature(answers, BASE, "multiViewport")
+        yield limit(answers, LIMITS, "maxViewports", most)
 
 
-def color_blend(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+def color_blend(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> Texts:
     """Attachments that differ: VUID-VkPipelineColorBlendStateCreateInfo-pAttachments-00605."""
-    if missing := replaced_arrays(answers, value, dynamic):
-        return missing
+    yield from replaced_arrays(answers, value, dynamic)
     attachments: Sequence[Any] = value.pAttachments or ()
-    if len(attachments) < 2 or all(each == attachments[0] for each in attachments):
-        return None
     overridden = ("COLOR_BLEND_ENABLE_EXT", "COLOR_BLEND_EQUATION_EXT", "COLOR_WRITE_MASK_EXT")
-    if all(dynamic_state(each) in dynamic for each in overridden):
-        return None
-    return feature(answers, BASE, "independentBlend")
+    differ = any(each != attachments[0] for each in attachments)
+    if differ and not all(dynamic_state(each) in dynamic for each in overridden):
+        yield feature(answers, BASE, "independentBlend")
 
 
-def color_write(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+def color_write(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> Texts:
     """Attachments not written: VUID-VkPipelineColorWriteCreateInfoEXT-pAttachments-04801."""
-    if missing := replaced_arrays(answers, value, dynamic):
-        return missing
-    if all(value.pColorWriteEnables or ()):
-        return None
-    return feature(answers, "VkPhysicalDeviceColorWriteEnableFeaturesEXT", "colorWriteEnable")
+    yield from replaced_arrays(answers, value, dynamic)
+    if not all(value.pColorWriteEnables or ()):
+        yield feature(answers, "VkPhysicalDeviceColorWriteEnableFeaturesEXT", "colorWriteEnable")
 
 
-def line_stipple(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+_STIPPLED = (  # by VkLineRasterizationMode
+    "stippledRectangularLines",
+    "stippledRectangularLines",
+    "stippledBresenhamLines",
+    "stippledSmoothLines",
+)
+
+
+def line_stipple(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> Texts:
     """Stippled lines: VUID-VkPipelineRasterizationLineStateCreateInfo-stippledLineEnable-02771 to -02774."""
-    if not value.stippledLineEnable or {
-        dynamic_state("LINE_STIPPLE_ENABLE_EXT"),
-        dynamic_state("LINE_RASTERIZATION_MODE_EXT"),
-    }.intersection(dynamic):
-        return None
-    members = (
-        "stippledRectangularLines",
-        "stippledRectangularLines",
-        "stippledBresenhamLines",
-        "stippledSmoothLines",
-    )
-    mode = value.lineRasterizationMode
-    if not 0 <= mode < len(members):
-        return None
-    return feature(answers, LINES, members[mode])
+    states = ("LINE_STIPPLE_ENABLE_EXT", "LINE_RASTERIZATION_MODE_EXT")
+    is_set_later = any(dynamic_state(each) in dynamic for each in states)
+    if value.stippledLineEnable and not is_set_later and 0 <= value.lineRasterizationMode < len(_STIPPLED):
+        yield feature(answers, LINES, _STIPPLED[value.lineRasterizationMode])
 
 
-def fragment_shading_rate(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+def fragment_shading_rate(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> Texts:
     """VUID-VkGraphicsPipelineCreateInfo-pDynamicState-04500 to -04502 and -04506, and -04570 to -04573."""
     if dynamic_state("FRAGMENT_SHADING_RATE_KHR") in dynamic:
-        return None
+        return
     size = getattr(value, "fragmentSize", None)
-    single = max(size.width, size.height) <= 1 if size is not None else not value.shadingRate
-    if not single and (missing := feature(answers, SHADING_RATE, "pipelineFragmentShadingRate")):
-        return missing
-    operators = value.combinerOps or (0, 0)
-    if operators[0] and (missing := feature(answers, SHADING_RATE, "primitiveFragmentShadingRate")):
-        return missing
-    if operators[1] and (missing := feature(answers, SHADING_RATE, "attachmentFragmentShadingRate")):
-        return missing
-    return None
+    if max(size.width, size.height) > 1 if size is not None else value.shadingRate:
+        yield feature(answers, SHADING_RATE, "pipelineFragmentShadingRate")
+    of_primitive, of_attachment = value.combinerOps or (0, 0)
+    if of_primitive:
+        yield feature(answers, SHADING_RATE, "primitiveFragmentShadingRate")
+    if of_attachment:
+        yield feature(answers, SHADING_RATE, "attachmentFragmentShadingRate")
 
 
-def shader_stage(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+def shader_stage(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> Texts:
     """A required subgroup size and its stage."""
     required = chained(value, "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo")
     if required is None:
-        return None
+        return
     struct, size = "VkPhysicalDeviceSubgroupSizeControlProperties", required.requiredSubgroupSize
     if size.bit_count() != 1:
-        return Malformed(f"requiredSubgroupSize {size} is no power of two")
+        yield Malformed(f"requiredSubgroupSize {size} is no power of two")
     least = answers.property(struct, "minSubgroupSize")
     if isinstance(least, int) and size < least:
-        return f"property {struct}::minSubgroupSize {least} > {size}"
+        yield f"property {struct}::minSubgroupSize {least} > {size}"
     if not answers.has_any(struct, "requiredSubgroupSizeStages", value.stage):
-        return f"property {struct}::requiredSubgroupSizeStages without stage {value.stage:#x}"
-    return limit(answers, struct, "maxSubgroupSize", size)
+        yield f"property {struct}::requiredSubgroupSizeStages without stage {value.stage:#x}"
+    yield limit(answers, struct, "maxSubgroupSize", size)
 
 
-def sampler(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+def sampler(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> Texts:
     """VUID-VkSamplerCreateInfo-anisotropyEnable-01071 and -mipLodBias-01069."""
-    missing = limit(answers, LIMITS, "maxSamplerLodBias", abs(value.mipLodBias))
-    if missing is None and value.anisotropyEnable:
-        missing = limit(answers, LIMITS, "maxSamplerAnisotropy", value.maxAnisotropy)
-    return missing
+    yield limit(answers, LIMITS, "maxSamplerLodBias", abs(value.mipLodBias))
+    if value.anisotropyEnable:
+        yield limit(answers, LIMITS, "maxSamplerAnisotropy", value.maxAnisotropy)
 
 
-def ycbcr_conversion(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+def ycbcr_conversion(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> Texts:
     """Formats of conversions: VUID-VkSamplerYcbcrConversionCreateInfo-format-01650."""
     chroma = COSITED_CHROMA_SAMPLES | MIDPOINT_CHROMA_SAMPLES
-    return format_use(answers, value.format, chroma, "sampler YCbCr conversion")
+    yield format_use(answers, value.format, chroma, "sampler YCbCr conversion")
 
 
-def push_constant_range(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+def push_constant_range(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> Texts:
     """The end of a range: VUID-VkPushConstantRange-offset-00294 and -size-00298."""
-    return limit(answers, LIMITS, "maxPushConstantsSize", value.offset + value.size)
+    yield limit(answers, LIMITS, "maxPushConstantsSize", value.offset + value.size)
 
 
 def descriptor_count(binding: Any) -> int:
@@ -294,58 +267,50 @@ _UPDATE_AFTER_BIND = 0x1
 _INLINE_UNIFORM_BLOCK = "VkPhysicalDeviceInlineUniformBlockFeatures"
 _ACCELERATION_STRUCTURE = "VkPhysicalDeviceAccelerationStructureFeaturesKHR"
 
+# VkDescriptorType, and the feature descriptorBinding*UpdateAfterBind of
 # VUID-VkDescriptorSetLayoutBindingFlagsCreateInfo-descriptorBinding*UpdateAfterBind-03005 to -03010, -02211,
 # -03570.
 _AFTER_BIND = {
-    "SAMPLER": (INDEXING, "descriptorBindingSampledImageUpdateAfterBind"),
-    "COMBINED_IMAGE_SAMPLER": (INDEXING, "descriptorBindingSampledImageUpdateAfterBind"),
-    "SAMPLED_IMAGE": (INDEXING, "descriptorBindingSampledImageUpdateAfterBind"),
-    "STORAGE_IMAGE": (INDEXING, "descriptorBindingStorageImageUpdateAfterBind"),
-    "UNIFORM_TEXEL_BUFFER": (INDEXING, "descriptorBindingUniformTexelBufferUpdateAfterBind"),
-    "STORAGE_TEXEL_BUFFER": (INDEXING, "descriptorBindingStorageTexelBufferUpdateAfterBind"),
-    "UNIFORM_BUFFER": (INDEXING, "descriptorBindingUniformBufferUpdateAfterBind"),
-    "STORAGE_BUFFER": (INDEXING, "descriptorBindingStorageBufferUpdateAfterBind"),
-    "INLINE_UNIFORM_BLOCK": (_INLINE_UNIFORM_BLOCK, "descriptorBindingInlineUniformBlockUpdateAfterBind"),
-    "ACCELERATION_STRUCTURE_KHR": (_ACCELERATION_STRUCTURE,
-        "descriptorBindingAccelerationStructureUpdateAfterBind"),
-    "ACCELERATION_STRUCTURE_NV": (_ACCELERATION_STRUCTURE,
-        "descriptorBindingAccelerationStructureUpdateAfterBind"),
-}  # fmt: skip
+    "SAMPLER": (INDEXING, "SampledImage"),
+    "COMBINED_IMAGE_SAMPLER": (INDEXING, "SampledImage"),
+    "SAMPLED_IMAGE": (INDEXING, "SampledImage"),
+    "STORAGE_IMAGE": (INDEXING, "StorageImage"),
+    "UNIFORM_TEXEL_BUFFER": (INDEXING, "UniformTexelBuffer"),
+    "STORAGE_TEXEL_BUFFER": (INDEXING, "StorageTexelBuffer"),
+    "UNIFORM_BUFFER": (INDEXING, "UniformBuffer"),
+    "STORAGE_BUFFER": (INDEXING, "StorageBuffer"),
+    "INLINE_UNIFORM_BLOCK": (_INLINE_UNIFORM_BLOCK, "InlineUniformBlock"),
+    "ACCELERATION_STRUCTURE_KHR": (_ACCELERATION_STRUCTURE, "AccelerationStructure"),
+    "ACCELERATION_STRUCTURE_NV": (_ACCELERATION_STRUCTURE, "AccelerationStructure"),
+}
 
 
-def set_layout(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+@lru_cache(maxsize=1)
+def _after_bind() -> dict[int, tuple[str, str]]:
+    numbers = enum_numbers()
+    return {numbers[f"VK_DESCRIPTOR_TYPE_{name}"]: each for name, each in _AFTER_BIND.items()}
+
+
+def set_layout(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> Texts:
     """Bindings updated after bind, and limits on push descriptors and inline uniform blocks."""
     bindings = value.pBindings or ()
     if value.flags & _PUSH_DESCRIPTOR:
         count = sum(map(descriptor_count, bindings))
-        missing = limit(answers, "VkPhysicalDevicePushDescriptorProperties", "maxPushDescriptors", count)
-        if missing is not None:
-            return missing
+        yield limit(answers, "VkPhysicalDevicePushDescriptorProperties", "maxPushDescriptors", count)
     inline = enum_numbers()["VK_DESCRIPTOR_TYPE_INLINE_UNIFORM_BLOCK"]
     for each in bindings:
         if each.descriptorType == inline:
-            struct = "VkPhysicalDeviceInlineUniformBlockProperties"
-            missing = limit(answers, struct, "maxInlineUniformBlockSize", descriptor_count(each))
-            if missing is not None:
-                return missing
+            most = "VkPhysicalDeviceInlineUniformBlockProperties", "maxInlineUniformBlockSize"
+            yield limit(answers, *most, descriptor_count(each))
     chain = chained(value, "VkDescriptorSetLayoutBindingFlagsCreateInfo")
-    return _after_bind(answers, bindings, chain.pBindingFlags or ()) if chain is not None else None
-
-
-def _after_bind(answers: DeviceAnswers, bindings: Any, flags: Any) -> str | None:
-    numbers = enum_numbers()
+    flags = chain.pBindingFlags or () if chain is not None else ()
     for binding, bits in zip(bindings, flags, strict=False):
-        if not bits & _UPDATE_AFTER_BIND:
-            continue
-        for name, (struct, member) in _AFTER_BIND.items():
-            if binding.descriptorType == numbers[f"VK_DESCRIPTOR_TYPE_{name}"]:
-                missing = feature(answers, struct, member)
-                if missing is not None:
-                    return missing
-    return None
+        if bits & _UPDATE_AFTER_BIND and binding.descriptorType in _after_bind():
+            struct, what = _after_bind()[binding.descriptorType]
+            yield feature(answers, struct, f"descriptorBinding{what}UpdateAfterBind")
 
 
-def render_pass(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+def render_pass(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> Texts:
     """Formats of the attachments of a render pass, by their use in subpasses."""
     attachments = value.pAttachments or ()
     for subpass in value.pSubpasses or ():
@@ -354,11 +319,9 @@ def render_pass(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> 
                 continue
             if index >= len(attachments):
                 # The document is broken, and a driver would read past its array.
-                return Malformed(f"attachment {index} of a render pass that has {len(attachments)}")
-            missing = format_use(answers, attachments[index].format, features, use)
-            if missing is not None:
-                return missing
-    return None
+                yield Malformed(f"attachment {index} of a render pass that has {len(attachments)}")
+                return
+            yield format_use(answers, attachments[index].format, features, use)
 
 
 def _uses(subpass: Any) -> Iterator[tuple[int, int, str]]:
@@ -383,25 +346,19 @@ def _uses(subpass: Any) -> Iterator[tuple[int, int, str]]:
         yield reference.attachment, FRAGMENT_SHADING_RATE_ATTACHMENT, "fragment shading rate attachment"
 
 
-def rendering_formats(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+def rendering_formats(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> Texts:
     """Attachment formats of dynamic rendering."""
     for each in value.pColorAttachmentFormats or ():
-        missing = format_use(answers, each, COLOR_ATTACHMENT, "color attachment")
-        if missing is not None:
-            return missing
-    return format_use(
-        answers, value.depthAttachmentFormat, DEPTH_STENCIL_ATTACHMENT, "depth/stencil attachment"
-    ) or format_use(
-        answers, value.stencilAttachmentFormat, DEPTH_STENCIL_ATTACHMENT, "depth/stencil attachment"
-    )
+        yield format_use(answers, each, COLOR_ATTACHMENT, "color attachment")
+    for each in (value.depthAttachmentFormat, value.stencilAttachmentFormat):
+        yield format_use(answers, each, DEPTH_STENCIL_ATTACHMENT, "depth/stencil attachment")
 
 
-def shading_rate_attachment(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+def shading_rate_attachment(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> Texts:
     """An attachment with shading rates: description of VkPhysicalDeviceFragmentShadingRateFeaturesKHR."""
     reference = value.pFragmentShadingRateAttachment
-    if reference is None or reference.attachment == ATTACHMENT_UNUSED:
-        return None
-    return feature(answers, SHADING_RATE, "attachmentFragmentShadingRate")
+    if reference is not None and reference.attachment != ATTACHMENT_UNUSED:
+        yield feature(answers, SHADING_RATE, "attachmentFragmentShadingRate")
 
 
 _GRAPHICS = "VkGraphicsPipelineCreateInfo"
@@ -449,26 +406,24 @@ def discards(raster: Any | None, dynamic: DynamicStates) -> bool:
     return dynamic_state("RASTERIZER_DISCARD_ENABLE") not in dynamic
 
 
-def specialization(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+def specialization(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> Texts:
     """Map entries lie within their data: VUID-VkSpecializationInfo-offset-00773 and -pMapEntries-00774."""
     size = len(value.pData or b"")
     for each in value.pMapEntries or ():
-        end = each.offset + each.size
-        if end > size:
-            return Malformed(
+        if (end := each.offset + each.size) > size:
+            yield Malformed(
                 f"specialization constant {each.constantID} ends at byte {end} of data that has {size}"
             )
-    return None
 
 
-def compute_pipeline(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+def compute_pipeline(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> Texts:
     """Its stage."""
-    return wrong_stages(_COMPUTE, [value.stage.stage])
+    yield wrong_stages(_COMPUTE, [value.stage.stage])
 
 
-def ray_tracing_pipeline(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+def ray_tracing_pipeline(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> Texts:
     """Its stages."""
-    return wrong_stages(_RAY_TRACING, [each.stage for each in value.pStages or ()])
+    yield wrong_stages(_RAY_TRACING, [each.stage for each in value.pStages or ()])
 
 
 # Arrays that may be null with a nonzero count only where dynamic states replace them: the array, its count,
@@ -504,19 +459,18 @@ _REPLACED_ARRAYS: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
 }
 
 
-def replaced_arrays(_answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+def replaced_arrays(_answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> Texts:
     """Null arrays of `_REPLACED_ARRAYS` that no dynamic state replaces."""
     if not getattr(value, "coverageModulationTableEnable", True):
-        return None
+        return
     for array, count, groups in _REPLACED_ARRAYS[type(value).__name__]:
         if not getattr(value, count) or getattr(value, array) is not None:
             continue
         if not all(any(dynamic_state(each) in dynamic for each in group.split()) for group in groups):
-            return Malformed(
+            yield Malformed(
                 f"{type(value).__name__}::{count} is {getattr(value, count)}, but {array} is missing, "
                 "and no dynamic state replaces it"
             )
-    return None
 
 
 CONTEXTS: dict[str, Context] = {

@@ -114,7 +114,7 @@ def count_descriptors(value: Any) -> DescriptorCounts:
     return DescriptorCounts(bool(value.flags & _AFTER_BIND_FLAGS), total, frozenset(types), groups)
 
 
-class _Bound(msgspec.Struct, frozen=True, eq=False):
+class _DescriptorBound(msgspec.Struct, frozen=True, eq=False):
     """A limit on one device: what it counts, and its value."""
 
     row: DescriptorLimit
@@ -162,7 +162,7 @@ class DescriptorLimits:
                 return text
         return None
 
-    def _bound(self, row: DescriptorLimit) -> _Bound | None:
+    def _bound(self, row: DescriptorLimit) -> _DescriptorBound | None:
         """The limit on this device; None where the device does not have the property."""
         properties = (row.property,) if row.or_property is None else (row.property, row.or_property)
         known = [(self._answers.property(*each), each) for each in properties]
@@ -170,7 +170,7 @@ class DescriptorLimits:
         if len(most) < len(known):
             return None
         value, name = max(most, key=lambda each: each[0])
-        return _Bound(row, _keys(row), name, value)
+        return _DescriptorBound(row, _keys(row), name, value)
 
 
 def _sum(several: Counter[DescriptorCounts], *, after_bind: bool) -> _Counts:

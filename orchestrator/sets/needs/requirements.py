@@ -30,6 +30,7 @@ from orchestrator.sets.needs.context import (
     DynamicStates,
     discards,
     dynamic_state,
+    first,
     limit,
     multiview,
 )
@@ -270,7 +271,7 @@ class RequirementChecker:
             masks = getattr(each, "pViewMasks", None) or ()
             if pipeline.subpass < len(masks):
                 mask = masks[pipeline.subpass]
-        return multiview(self._answers, pipeline, mask)
+        return first(multiview(self._answers, pipeline, mask))
 
     def _plan_of(self, value: Any) -> _Plan:
         plan = self._plans.get(type(value))
@@ -290,7 +291,7 @@ class RequirementChecker:
                 several = elements if isinstance(elements, list | tuple) else (elements,)  # a pointer to one
                 missing = _relevant(member.of_array(several), dynamic)
         if missing is None and plan.context is not None:
-            missing = plan.context(self._answers, value, dynamic)
+            missing = first(plan.context(self._answers, value, dynamic))
         return missing or self._below(plan, value, dynamic)
 
     def _below(self, plan: _Plan, value: Any, dynamic: DynamicStates) -> str | None:

@@ -11,13 +11,12 @@ RuntimeSpirv).
 from __future__ import annotations
 
 import struct as binary
-from itertools import chain
 from typing import Any
 
 from orchestrator.errors import shown
 from orchestrator.registry import registry
 from orchestrator.registry.tables import Enable, Enabled
-from orchestrator.sets.needs.context import Malformed, limit
+from orchestrator.sets.needs.context import Malformed, Texts, first, limit
 from orchestrator.sets.needs.rules import LIMITS, DeviceAnswers, name_text
 from orchestrator.sets.spirv.walk import EntryPoint, SpirvModule
 
@@ -80,68 +79,63 @@ class ShaderRequirements:
     def __init__(self, answers: DeviceAnswers) -> None:
         """Check against a device."""
         self._answers = answers
-        # Answers for stages without a pNext chain that do not depend on specialization.
-        self._stages: dict[tuple[int, int, str | None, int], tuple[SpirvModule, str | None]] = {}
+        # Answers for stages that do not depend on specialization, with the modules: no id is used again.
+        self._stages: dict[tuple[int, int, str | None], tuple[SpirvModule, str | None]] = {}
         self._modules: dict[tuple[Any, ...], str | None] = {}
 
     def module(self, spirv: SpirvModule) -> str | None:
         """What is missing for the module's version, capabilities and extensions."""
         needs = spirv.version, spirv.capabilities, spirv.extensions
         if needs not in self._modules:  # a set has few different needs
-            self._modules[needs] = self._module(spirv)
+            self._modules[needs] = first(self._of_module(spirv))
         return self._modules[needs]
 
-    def _module(self, spirv: SpirvModule) -> str | None:
-        lacking = chain(
-            (self._version(*spirv.version),),
-            map(self._capability, spirv.capabilities),
-            map(self._extension, spirv.extensions),
-        )
-        return next((text for text in lacking if text is not None), None)
+    def _of_module(self, spirv: SpirvModule) -> Texts:
+        yield self._version(*spirv.version)
+        yield from map(self._capability, spirv.capabilities)
+        yield from map(self._extension, spirv.extensions)
 
     def stage(self, value: Any, spirv: SpirvModule, module: int) -> str | None:
         """What is missing for a stage: its entry point in its module, or the limits of the entry point."""
-        key = (id(spirv), value.stage, value.pName, value.flags)
-        known = self._stages.get(key)
-        if known is not None and not value.pNext:
-            return known[1]
-        missing = self._stage(value, spirv, module)
-        if not value.pNext and not spirv.has_specialized_sizes:
-            # Keep a reference to the module, so that its id is not used again.
+        key = (id(spirv), value.stage, value.pName)
+        if key in self._stages:
+            return self._stages[key][1]
+        missing = first(self._of_stage(value, spirv, module))
+        if not spirv.has_specialized_sizes:
             self._stages[key] = (spirv, missing)
         return missing
 
-    def _stage(self, value: Any, spirv: SpirvModule, module: int) -> str | None:
+    def _of_stage(self, value: Any, spirv: SpirvModule, module: int) -> Texts:
         entry = entry_point_of(value.stage, value.pName or "", spirv)
-        if entry is not None:
-            return self._modes(entry, spirv) or self._workgroup(value, entry, spirv)
-        there = [f"{shown(repr(each.name))} for {each.stage:#x}" for each in spirv.entry_points[:_NAMED]]
-        there += [f"and {len(spirv.entry_points) - _NAMED} more"] if len(spirv.entry_points) > _NAMED else []
-        return Malformed(
-            f"module {module:016x} has no entry point {shown(repr(value.pName or ''))} for stage "
-            f"{value.stage:#x} (it has {', '.join(there) or 'none'})"
-        )
+        if entry is None:
+            there = [f"{shown(repr(each.name))} for {each.stage:#x}" for each in spirv.entry_points[:_NAMED]]
+            more = len(spirv.entry_points) - _NAMED
+            there += [f"and {more} more"] if more > 0 else []
+            yield Malformed(
+                f"module {module:016x} has no entry point {shown(repr(value.pName or ''))} for stage "
+                f"{value.stage:#x} (it has {', '.join(there) or 'none'})"
+            )
+            return
+        for mode in spirv.execution_modes:
+            bound = _MODE_LIMITS.get((entry.execution_model, mode.mode))
+            if bound is not None and mode.operands and not mode.by_id and mode.entry_point == entry.id:
+                yield limit(self._answers, *bound, mode.operands[0])
+        if entry.execution_model in _WORKGROUPS:
+            info = value.pSpecializationInfo
+            values = _specialized_values(info) if info is not None and spirv.spec_ids else {}
+            size = spirv.local_size(entry.id, values)
+            if size is not None:
+                yield from self._of_workgroup(size, *_WORKGROUPS[entry.execution_model])
 
-    def _workgroup(self, value: Any, entry: EntryPoint, spirv: SpirvModule) -> str | None:
-        """The limit that a stage's workgroup exceeds."""
-        bounds = _WORKGROUPS.get(entry.execution_model)
-        if bounds is None:
-            return None
-        info = value.pSpecializationInfo
-        size = spirv.local_size(
-            entry.id, _specialized_values(info) if info is not None and spirv.spec_ids else {}
-        )
-        if size is None:
-            return None
-        struct, size_member, invocations_member = bounds
-        bounds_of_axes = self._answers.property(struct, size_member)
-        for axis, most in enumerate(bounds_of_axes if isinstance(bounds_of_axes, tuple) else ()):
+    def _of_workgroup(self, size: tuple[int, int, int], struct: str, axes: str, invocations: str) -> Texts:
+        bounds = self._answers.property(struct, axes)
+        for axis, most in enumerate(bounds if isinstance(bounds, tuple) else ()):
             if size[axis] > most:
-                return f"property {struct}::{size_member}.{'xyz'[axis]} {most} < {size[axis]}"
-        invocations = size[0] * size[1] * size[2]
-        if not invocations:
-            return Malformed(f"a workgroup of {size[0]}x{size[1]}x{size[2]} invocations")
-        return limit(self._answers, struct, invocations_member, invocations)
+                yield f"property {struct}::{axes}.{'xyz'[axis]} {most} < {size[axis]}"
+        count = size[0] * size[1] * size[2]
+        if not count:
+            yield Malformed(f"a workgroup of {size[0]}x{size[1]}x{size[2]} invocations")
+        yield limit(self._answers, struct, invocations, count)
 
     def _version(self, major: int, minor: int) -> str | None:
         text = f"SPIR-V {major}.{minor}"
@@ -166,23 +160,9 @@ class ShaderRequirements:
     def _extension(self, name: str) -> str | None:
         known = registry().spirv_extensions.get(name)
         if known is None:
-            return (
-                None
-                if name in _ASK_NOTHING
-                else f"SPIR-V extension {shown(name)}, unknown to registry {registry().version}"
-            )
+            unknown = f"SPIR-V extension {shown(name)}, unknown to registry {registry().version}"
+            return None if name in _ASK_NOTHING else unknown
         return None if self._answers.enabled(known) else f"SPIR-V extension {name}: needs {_ways(known)}"
-
-    def _modes(self, entry: EntryPoint, spirv: SpirvModule) -> str | None:
-        for mode in spirv.execution_modes:
-            if not mode.operands or mode.by_id or mode.entry_point != entry.id:
-                continue
-            bound = _MODE_LIMITS.get((entry.execution_model, mode.mode))
-            if bound is not None:
-                missing = limit(self._answers, *bound, mode.operands[0])
-                if missing is not None:
-                    return missing
-        return None
 
 
 def entry_point_of(stage: int, name: str, spirv: SpirvModule) -> EntryPoint | None:

@@ -47,7 +47,7 @@ _TOO_OLD = (
 _TEXT_SHOWN = 300
 
 
-class Verdict(enum.StrEnum):
+class SpirvVerdict(enum.StrEnum):
     """What spirv-val says of a module; UNKNOWN: no answer, or it does not know what the module uses."""
 
     VALID = "valid"
@@ -56,10 +56,10 @@ class Verdict(enum.StrEnum):
 
 
 @frozen
-class Judgement:
+class SpirvJudgement:
     """The verdict on one module, and the words of spirv-val or why there is no answer; "" for VALID."""
 
-    verdict: Verdict
+    verdict: SpirvVerdict
     reason: str = ""
 
 
@@ -84,7 +84,7 @@ def validate_modules(
     limits: ValidationLimits | None = None,
     processes: int = 1,
     children: ChildGroup | None = None,
-) -> Mapping[int, Judgement]:
+) -> Mapping[int, SpirvJudgement]:
     """Ask spirv-val about modules. Blocking.
 
     Args:
@@ -129,7 +129,7 @@ def without_source_notes(code: bytes) -> bytes:
     return b"".join([*kept, code[start:]])
 
 
-def _judge(path: Path, program: str, limits: ValidationLimits, group: ChildGroup) -> Judgement:
+def _judge(path: Path, program: str, limits: ValidationLimits, group: ChildGroup) -> SpirvJudgement:
     memory_kib = limits.memory_bytes >> 10
     command = ("sh", "-c", _LIMITED, "sh", str(limits.cpu_s), str(memory_kib), program, *_OPTIONS, str(path))
     output = path.with_suffix(".txt")
@@ -146,18 +146,19 @@ def _judge(path: Path, program: str, limits: ValidationLimits, group: ChildGroup
             group.add(process)
             status = process.wait(limits.wall_s)
         except subprocess.TimeoutExpired:
-            return Judgement(Verdict.UNKNOWN, f"spirv-val: no answer after {limits.wall_s:.0f} s")
+            return SpirvJudgement(SpirvVerdict.UNKNOWN, f"spirv-val: no answer after {limits.wall_s:.0f} s")
         finally:
             process.kill()
     text = " ".join(output.read_text("utf-8", "replace").split())
     return _judgement(status, text if len(text) <= _TEXT_SHOWN else f"{text[:_TEXT_SHOWN]}...")
 
 
-def _judgement(status: int, said: str) -> Judgement:
+def _judgement(status: int, said: str) -> SpirvJudgement:
     if status == 0:
-        return Judgement(Verdict.VALID)
+        return SpirvJudgement(SpirvVerdict.VALID)
+    if status == 1 and said and not any(each in said for each in _TOO_OLD):
+        return SpirvJudgement(SpirvVerdict.INVALID, f"spirv-val: {said}")
+    why = f"spirv-val: {said or f'exit status {status}'}"
     if status < 0:
-        return Judgement(Verdict.UNKNOWN, f"spirv-val was killed by signal {-status}: {said}".rstrip(": "))
-    if status != 1 or not said or any(each in said for each in _TOO_OLD):
-        return Judgement(Verdict.UNKNOWN, f"spirv-val: {said or f'exit status {status}'}")
-    return Judgement(Verdict.INVALID, f"spirv-val: {said}")
+        why = f"spirv-val was killed by signal {-status}: {said}".rstrip(": ")
+    return SpirvJudgement(SpirvVerdict.UNKNOWN, why)

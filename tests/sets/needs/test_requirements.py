@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.registry import registry
 from orchestrator.sets.image.documents import TABLES, WORD_ARRAYS, chain_members, struct_type
-from orchestrator.sets.needs.context import rendering_formats
+from orchestrator.sets.needs.context import first, rendering_formats
 from orchestrator.sets.needs.requirements import Malformed, RequirementChecker
 from orchestrator.sets.needs.rules import DeviceAnswers
 from tests.sets.needs.fake_capabilities import ALL_FORMAT_FEATURES, Bare, Everything, chain, make, version
@@ -388,7 +388,7 @@ def test_driver_is_asked_about_formats_that_it_may_know_only() -> None:
 
     def lacking(*formats: int) -> str | None:
         value = chain("VkPipelineRenderingCreateInfo", pColorAttachmentFormats=list(formats))
-        return rendering_formats(answers, value, frozenset())
+        return first(rendering_formats(answers, value, frozenset()))
 
     assert lacking(0x7FFF_FFFF, four_four, R8) == "format VkFormat 2147483647 as color attachment"
     assert lacking(four_four) == "format VK_FORMAT_A4R4G4B4_UNORM_PACK16 as color attachment"

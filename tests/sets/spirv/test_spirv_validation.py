@@ -15,8 +15,8 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.sets.spirv.validation import (
+    SpirvVerdict,
     ValidationLimits,
-    Verdict,
     validate_modules,
     without_source_notes,
 )
@@ -46,8 +46,8 @@ def test_good_modules_are_valid_and_a_mutated_one_is_not() -> None:
     broken = bytearray(good[0][1])
     broken[-8:-4] = (0x0001FFFF).to_bytes(4, "little")
     found = validate_modules([*good, (1, bytes(broken))], program, processes=2)
-    assert {found[key].verdict for key, _ in good} == {Verdict.VALID}
-    assert found[1].verdict is not Verdict.VALID
+    assert {found[key].verdict for key, _ in good} == {SpirvVerdict.VALID}
+    assert found[1].verdict is not SpirvVerdict.VALID
     assert found[1].reason.startswith("spirv-val: ")
 
 
@@ -67,7 +67,7 @@ def test_what_ends_a_validator_is_no_verdict(tmp_path: Path, body: str, words: s
     sleeps = body.startswith("time.sleep")
     limits = ValidationLimits(cpu_s=1, wall_s=0.5 if sleeps else 120.0, memory_bytes=512 << 20)
     ((_, judgement),) = validate_modules(modules()[:1], fake(tmp_path, body), limits=limits).items()
-    assert judgement.verdict is Verdict.UNKNOWN
+    assert judgement.verdict is SpirvVerdict.UNKNOWN
     assert words in judgement.reason
 
 
@@ -83,13 +83,17 @@ def test_a_refusal_is_a_verdict_and_a_batch_survives_its_members(tmp_path: Path)
     body += "print('error: line 1: no', file=sys.stderr); sys.exit(1)"
     code = modules()[0][1]
     found = validate_modules([(1, code), (2, code), (3, code)], fake(tmp_path, body))
-    assert [found[key].verdict for key in (1, 2, 3)] == [Verdict.UNKNOWN, Verdict.INVALID, Verdict.INVALID]
+    assert [found[key].verdict for key in (1, 2, 3)] == [
+        SpirvVerdict.UNKNOWN,
+        SpirvVerdict.INVALID,
+        SpirvVerdict.INVALID,
+    ]
     assert found[2].reason == "spirv-val: error: line 1: no"
 
 
 def test_no_program(tmp_path: Path) -> None:
     found = validate_modules(modules()[:2], str(tmp_path / "nothing"), processes=2)
-    assert {each.verdict for each in found.values()} == {Verdict.UNKNOWN}
+    assert {each.verdict for each in found.values()} == {SpirvVerdict.UNKNOWN}
 
 
 def test_notes_on_the_source_are_left_out_and_nothing_else() -> None:
