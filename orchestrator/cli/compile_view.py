@@ -55,16 +55,16 @@ class CompileView:
 
     def settled(self, selector: str, settlement: Settlement) -> None:
         """Pipelines came to their end: a person is told how many, by `progress`."""
-        lists = {
-            name: tuple(map(Hash, getattr(settlement, name))) for name in ("compiled", "hits", "cancelled")
+        names = {
+            OutcomeStatus.COMPILED: "compiled",
+            OutcomeStatus.CACHE_HIT: "hits",
+            OutcomeStatus.NOT_RUN: "cancelled",
         }
+        lists = {name: tuple(map(Hash, settlement.outcomes[status])) for status, name in names.items()}
         if any(lists.values()):
             self._tell("settled", target=selector, **lists)
-        for status, reasons in (
-            (OutcomeStatus.SKIPPED, settlement.skipped),
-            (OutcomeStatus.FAILED, settlement.failed),
-        ):
-            for key, reason in reasons.items():
+        for status in (OutcomeStatus.SKIPPED, OutcomeStatus.FAILED):
+            for key, reason in settlement.outcomes[status].items():
                 self._tell("failed", target=selector, key=Hash(key), status=status, reason=reason)
 
     def saved(self, selector: str, path: Path, size: int) -> None:

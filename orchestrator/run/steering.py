@@ -59,43 +59,34 @@ def checked_priority(priority: Priority) -> Priority:
 
 
 class Settlement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Pipelines that came to their end, by key; skipped and failed ones with the reason."""
+    """Pipelines that came to their end; those that were not run were cancelled."""
 
-    compiled: tuple[int, ...] = ()
-    hits: tuple[int, ...] = ()
-    cancelled: tuple[int, ...] = ()
-    skipped: dict[int, str] = {}
-    failed: dict[int, str] = {}
+    outcomes: dict[OutcomeStatus, dict[int, str]]  # by status the keys, each with the reason or ""
 
     @classmethod
     def of(cls, table: OutcomeTable, rows: npt.NDArray[np.intp]) -> Settlement:
-        """What some rows of a table say; pipelines that were not run count as cancelled."""
-        found = {status: rows[table.status[rows] == status_code(status)].tolist() for status in OutcomeStatus}
-        compiled, hits, cancelled = (
-            tuple(table.keys[found[status]].tolist())
-            for status in (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT, OutcomeStatus.NOT_RUN)
+        """What some rows of a table say."""
+        found = {status: rows[table.status[rows] == status_code(status)] for status in OutcomeStatus}
+        return cls(
+            {
+                status: {int(table.keys[row]): table.reasons.get(row, "") for row in chosen.tolist()}
+                for status, chosen in found.items()
+            }
         )
-        skipped, failed = (
-            {int(table.keys[row]): table.reasons.get(row, "") for row in found[status]}
-            for status in (OutcomeStatus.SKIPPED, OutcomeStatus.FAILED)
-        )
-        return cls(compiled, hits, cancelled, skipped, failed)
 
     def without(self, keys: Collection[int]) -> Settlement:
         """The same without some pipelines."""
-        compiled, hits, cancelled = (
-            tuple(key for key in some if key not in keys)
-            for some in (self.compiled, self.hits, self.cancelled)
+        return Settlement(
+            {
+                status: {key: reason for key, reason in reasons.items() if key not in keys}
+                for status, reasons in self.outcomes.items()
+            }
         )
-        skipped, failed = (
-            {key: why for key, why in some.items() if key not in keys} for some in (self.skipped, self.failed)
-        )
-        return Settlement(compiled, hits, cancelled, skipped, failed)
 
     @property
     def keys(self) -> set[int]:
         """All of them."""
-        return set().union(self.compiled, self.hits, self.cancelled, self.skipped, self.failed)
+        return set().union(*self.outcomes.values())
 
 
 @frozen

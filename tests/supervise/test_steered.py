@@ -63,9 +63,9 @@ async def test_what_was_said_holds_for_the_process_that_comes_after_a_death(tmp_
     left_out = {KEYS[2], KEYS[9]}
     assert {each.key for each in report.of_status(OutcomeStatus.NOT_RUN)} == left_out
     assert not report.stopped
-    assert {key for each in told for key in each.cancelled} == left_out
-    assert [key for each in told for key in each.failed] == [KEYS[4]]
-    compiled = [key for each in told for key in each.compiled]
+    assert {key for each in told for key in each.outcomes[OutcomeStatus.NOT_RUN]} == left_out
+    assert [key for each in told for key in each.outcomes[OutcomeStatus.FAILED]] == [KEYS[4]]
+    compiled = [key for each in told for key in each.outcomes[OutcomeStatus.COMPILED]]
     assert sorted(compiled) == sorted(set(KEYS) - left_out - {KEYS[4]})
 
 
@@ -104,8 +104,8 @@ async def test_what_a_process_compiled_before_it_died_is_not_cancelled(tmp_path:
             [str(archive)], options, cache_directory=tmp_path / "cache", stop=steering, on_stage=stages.append
         )
     assert {each.key for each in report.of_status(OutcomeStatus.NOT_RUN)} == {KEYS[2]}
-    assert {key for each in told for key in each.cancelled} == {KEYS[2]}
-    assert told[0].compiled == (KEYS[0],)
+    assert {key for each in told for key in each.outcomes[OutcomeStatus.NOT_RUN]} == {KEYS[2]}
+    assert [*told[0].outcomes[OutcomeStatus.COMPILED]] == [KEYS[0]]
 
 
 @opener
@@ -146,7 +146,7 @@ async def test_after_a_death_each_application_is_told_its_pipelines(tmp_path: Pa
     report = await compile_supervised([str(archive)], options, stop=steering)
     assert report.supervision is not None
     assert report.supervision.processes == 2
-    counts = Counter(key for each in told for key in each.compiled)
+    counts = Counter(key for each in told for key in each.outcomes[OutcomeStatus.COMPILED])
     assert len(counts) == 2
     assert set(counts.values()) == {2}
 
