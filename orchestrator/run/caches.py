@@ -55,24 +55,15 @@ _REMIND_S: Final = 1.0
 
 
 class CacheMerge(msgspec.Struct, frozen=True):
-    """One merge of worker sources into the primary: at the barrier, or while workers run.
+    """One merge of worker sources into the primary: at the barrier, or while workers run."""
 
-    Attributes:
-        number: Which of those while workers run it is, from 1 on.
-        pipelines: Pipelines that were compiled into the sources, where that is known.
-        source_bytes: Size of each source.
-        primary_bytes: Size of the primary after it.
-        unmerged: Sources that the driver did not merge.
-    """
-
-    number: int
-    pipelines: int
-    source_bytes: tuple[int, ...]
-    primary_bytes: int
+    source_bytes: tuple[int, ...]  # size of each source
+    primary_bytes: int  # of the primary after it
     merge_ns: int
+    pipelines: int = 0  # compiled into the sources, where that is known
     primary_bytes_before: int = 0
     started_ns: int = 0
-    unmerged: int = 0
+    unmerged: int = 0  # sources that the driver did not merge
     warnings: tuple[str, ...] = ()
 
 
@@ -86,24 +77,12 @@ It must not merge or destroy it. What it raises ends the run.
 
 
 def merge_into(
-    primary: PipelineSource,
-    sources: Sequence[PipelineSource],
-    *,
-    seed_bytes: int = 0,
-    number: int = 0,
-    pipelines: int = 0,
+    primary: PipelineSource, sources: Sequence[PipelineSource], *, seed_bytes: int = 0
 ) -> CacheMerge:
-    """Merge worker sources into the primary. Blocking; one thread, no source in use.
+    """Merge worker sources, which began with `seed_bytes` of the primary, into it. Blocking; none in use.
 
     The primary is not among the sources (VUID-vkMergePipelineCaches-dstCache-00770). Where the driver
     refuses, they are merged one by one, so that only the refused ones are lost.
-
-    Args:
-        primary: The destination.
-        sources: The worker sources.
-        seed_bytes: Size of the data that each source began with, which the primary has already.
-        number: See `CacheMerge`.
-        pipelines: See `CacheMerge`.
 
     Raises:
         ExternalSynchronizationError: A source is in use elsewhere: a caller uses the primary during a run.
@@ -136,7 +115,13 @@ def merge_into(
         )
         unmerged = len(sources)
     return CacheMerge(
-        number, pipelines, source_bytes, after, merge_ns, before, started_ns, unmerged, tuple(warnings)
+        source_bytes,
+        after,
+        merge_ns,
+        primary_bytes_before=before,
+        started_ns=started_ns,
+        unmerged=unmerged,
+        warnings=tuple(warnings),
     )
 
 
@@ -160,14 +145,9 @@ def duplicates(
     keys: npt.NDArray[np.uint64], workers: Int32s, driver_ns: npt.NDArray[np.uint64]
 ) -> Duplicates:
     """Keys that more than one worker compiled."""
-    if not len(keys):
-        return Duplicates(0, 0)
     _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
-    lowest = np.full(len(first), np.iinfo(np.int32).max, np.int32)
-    highest = np.full(len(first), -1, np.int32)
-    np.minimum.at(lowest, numbers, workers)
-    np.maximum.at(highest, numbers, workers)
-    twice = lowest != highest
+    twice = np.zeros(len(first), np.bool_)
+    twice[numbers[workers != workers[first][numbers]]] = True
     again = twice[numbers]
     again[first] = False  # the first of each key in the order of the set was needed
     return Duplicates(int(twice.sum()), int(driver_ns[again].sum()))
@@ -595,16 +575,10 @@ class RunCaches:
         if not merging or self.primary is None:
             return
         sources = [source for source, _ in merging]
-        compiled = sum(count for _, count in merging)
         with self.guard.merge():
-            merge = merge_into(
-                self.primary,
-                sources,
-                seed_bytes=self._seed_bytes,
-                number=len(self._merges) + 1,
-                pipelines=compiled,
-            )
-        self._merges.append(merge)
+            merge = merge_into(self.primary, sources, seed_bytes=self._seed_bytes)
+        compiled = sum(count for _, count in merging)
+        self._merges.append(msgspec.structs.replace(merge, pipelines=compiled))
         self.primary_is_filled |= merge.primary_bytes > self.primary.empty_bytes
         with self._lock:
             del self._rotated[: len(merging)]

@@ -289,9 +289,9 @@ def test_merges_count_once_and_quiet_between_merges_counts(folder: Path) -> None
     policy = SavePolicy(quiet_ns=1, growth_pipelines=10**9, overdue_ns=10**15)
     keeper, cache = keeping(path, OLD, policy)
     size = keeper.device.pipeline_cache_size(cache)
-    keeper.merged(cache, CacheMerge(1, len(OLD), (size,), size, 0))
+    keeper.merged(cache, CacheMerge((size,), size, 0, len(OLD)))
     assert keeper.saves == []
-    keeper.merged(cache, CacheMerge(2, 0, (size,), size, 0))
+    keeper.merged(cache, CacheMerge((size,), size, 0))
     assert [each.reason for each in keeper.saves] == [SaveReason.QUIET]
     keeper.finish(cache, SaveReason.EXIT, len(OLD))
     assert len(keeper.saves) == 1
@@ -301,7 +301,7 @@ def test_a_cache_that_a_merge_found_empty_is_not_called_one_without_compiles(fol
     path = cache_path(folder, IDENTITY)
     keeper, cache = keeping(path)
     size = keeper.device.pipeline_cache_size(cache)
-    keeper.merged(cache, CacheMerge(1, 3, (size,), size, 0))
+    keeper.merged(cache, CacheMerge((size,), size, 0, 3))
     keeper.finish(cache, SaveReason.EXIT, 5)
     assert keeper.summarize(CacheFileRecord(path)).not_saved == "the driver's cache holds nothing"
 

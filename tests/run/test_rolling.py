@@ -109,13 +109,12 @@ async def test_the_primary_can_be_read_while_workers_compile(mode: CacheMode) ->
     assert rolling.folds - len(saved) in (0, 1), (
         "what was rotated out and not merged when workers ended is no news to the hook"
     )
-    assert [merge.number for merge, _, _ in saved] == list(range(1, len(saved) + 1))
     compiled_so_far = 0
-    for merge, data, compiled in saved:
+    for number, (merge, data, compiled) in enumerate(saved):
         compiled_so_far += merge.pipelines
         assert len(data) == merge.primary_bytes
         assert compiled_so_far <= compiled
-        if merge.number in (1, 2, len(saved)):
+        if number in (0, 1, len(saved) - 1):
             assert await hits_of(data, 200) == compiled_so_far
     assert saved[0][2] < 200, "the first save was before the end"
     assert compiled_so_far <= rolling.pipelines <= 200
