@@ -73,7 +73,7 @@ from orchestrator.stores.state import state_path
 Mask = npt.NDArray[np.bool_]
 
 _NEARLY_ALL: Final = 0.9
-_LAST_LOCK_WAIT_S: Final = 30.0
+LAST_LOCK_WAIT_S: Final = 30.0  # the last save waits for another process: there is no other chance
 _ON_END: Final = frozenset({SaveReason.CANCELLED, SaveReason.SIGNAL, SaveReason.EXIT})
 
 
@@ -178,8 +178,6 @@ class CacheKeeper:
     loaded: LoadResult  # What became of it at the start, without the data.
     policy: SavePolicy = field(factory=SavePolicy)  # When a save is due on the way.
     file_policy: LoadPolicy = DEFAULT_POLICY  # Which files the device may be given.
-    # How long the last save waits for another process, seconds: there is no other chance.
-    last_lock_wait_s: float = _LAST_LOCK_WAIT_S
     # Hashes of data that this process loaded or saved; its keepers of one file share them.
     own_hashes: set[bytes] = field(factory=set)
     saves: list[CacheSave] = field(factory=list, init=False)  # What was saved or tried, in order.
@@ -257,7 +255,8 @@ class CacheKeeper:
         # Asked before the news too: quiet since the merge before counts, though this one ended it.
         due = self._decider.due(now)
         self._compiled += merge.pipelines
-        self._decider.created(now, merge.pipelines, merge.primary_bytes)
+        # A size of 0 is one that the driver refused to tell.
+        self._decider.created(now, merge.pipelines, merge.primary_bytes or None)
         due = due or self._decider.due(now)
         if due is not None:
             with self._saving():
@@ -277,7 +276,7 @@ class CacheKeeper:
             self._decider.created(now, 1)
         if self._decider.is_free:
             with self._saving():
-                self._save(primary, reason, self.last_lock_wait_s)
+                self._save(primary, reason, LAST_LOCK_WAIT_S)
 
     def summarize(self, before: CacheFileRecord) -> CacheFileRecord:
         """The job's summary so far (the load, and runs before) with this run's saves; after `finish`."""

@@ -148,11 +148,11 @@ _INTERRUPTED_WHILE_READING = """
 import os, signal, sys
 from orchestrator.cli import main
 from orchestrator.sets.archive import record_proof
-refusal = record_proof.RecordProof._key_of
+state_hash = record_proof.state_hash
 def interrupt(*arguments):
     os.kill(os.getpid(), signal.SIGTERM)
-    return refusal(*arguments)
-record_proof.RecordProof._key_of = interrupt
+    return state_hash(*arguments)
+record_proof.state_hash = interrupt
 sys.exit(main())
 """
 

@@ -226,6 +226,11 @@ async def test_a_damaged_generation_is_replaced_though_nothing_is_new(archive: P
     assert path.read_bytes() == content
 
 
+@pytest.fixture(autouse=True)
+def short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.run.keeping.LAST_LOCK_WAIT_S", 0.02)
+
+
 def keeping(
     path: Path, keys: frozenset[int] = frozenset(), policy: SavePolicy = NEVER
 ) -> tuple[CacheKeeper, PipelineCache]:
@@ -234,7 +239,7 @@ def keeping(
     cache = device.create_pipeline_cache()
     compile_keys(device, cache, keys)
     missing = LoadResult(LoadStatus.MISSING, path)
-    return CacheKeeper(device, path, missing, policy, last_lock_wait_s=0.02), cache
+    return CacheKeeper(device, path, missing, policy), cache
 
 
 def test_locked_out_says_so_and_tries_again(folder: Path) -> None:
