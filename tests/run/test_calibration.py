@@ -177,9 +177,9 @@ def test_damaged_notes_of_what_a_file_holds_are_said_and_made_anew(folder: Path)
 @pytest.mark.driver(NAVI21)
 def test_what_a_driver_found_of_its_duplicate_is_in_the_file_too(folder: Path) -> None:
     """In a cold run of the sample a third are found in the cache that their duplicate has just filled."""
-    cold = compiled(folder, selector=NAVI21, workers=8)
+    cold = compiled(folder, selector=NAVI21, workers=8, subset=Subset(1, 2))
     assert (cold.mode, cold.counts()[OutcomeStatus.CACHE_HIT] > 0) == (CacheMode.PER_WORKER, True)
-    warm = compiled(folder, selector=NAVI21, workers=8)
+    warm = compiled(folder, selector=NAVI21, workers=8, subset=Subset(1, 2))
     assert (warm.mode, warm.counts()[OutcomeStatus.COMPILED]) == (CacheMode.SHARED, 0)
     assert any("mode shared and 8 workers, few of them for hits" in note for note in warm.notes)
 
