@@ -7,6 +7,7 @@ one, to learn each result. A pipeline that fails, or lacks a library, does not a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -59,27 +60,25 @@ class PipelineCreation:
         fail_on_compile_required: bool,
         *,
         identified: bool = False,
+        keep_libraries: bool = True,
     ) -> CreationBatch:
-        """Create a batch; the caller owns all handles except those of libraries.
+        """Create a batch; the caller owns all handles except those of libraries that are kept.
 
         `identified` means that its stages have identifiers instead of modules. A pipeline whose library
         neither exists nor is created by this batch has the result VK_ERROR_UNKNOWN.
         """
-        if not bound.has_libraries:
-            return self._wave(bound, indices, source, fail_on_compile_required)
         batch = CreationBatch.of_zeros(len(indices))
-        waiting = np.arange(len(indices))
-        while waiting.size:
-            there = np.array(
-                [bound.has_all_libraries(index) for index in indices[waiting].tolist()], np.bool_
-            )
-            if not there.any():
-                batch.results[waiting] = ERROR_UNKNOWN
-                break
-            chosen, waiting = waiting[there], waiting[~there]
-            part = self._wave(bound, indices[chosen], source, fail_on_compile_required)
-            bound.keep_libraries(indices[chosen], part.handles, identified=identified)
-            batch.put(chosen, part)
+        for places in _waves(bound, indices, batch):
+            for kind, chosen in bound.image.by_kind(indices[places], np.ones(len(places), np.bool_)):
+                there = places[chosen]
+                some, handles = indices[there], np.zeros(len(there), np.uint64)
+                infos = bound.create_infos(kind, some, fail_on_compile_required=fail_on_compile_required)
+                results = self.submit(kind, infos, handles, source)
+                batch.put(there, CreationBatch(results, *bound.take_feedback(some), handles))
+            if bound.has_libraries and keep_libraries:
+                kept = batch.handles[places]
+                bound.keep_libraries(indices[places], kept, identified=identified)
+                batch.handles[places] = kept
         return batch
 
     def remake(self, bound: VulkanPreparedPipelines, libraries: Indices, source: PipelineSource) -> None:
@@ -87,7 +86,8 @@ class PipelineCreation:
         for index in libraries:  # one by one, because one may link another
             chosen = np.array([index], np.int32)
             with bound.modules(chosen):
-                bound.replace_libraries(chosen, self._wave(bound, chosen, source, False))
+                made = self.create(bound, chosen, source, False, keep_libraries=False)
+                bound.replace_libraries(chosen, made)
 
     def capture_libraries(self, bound: VulkanPreparedPipelines, index: int) -> None:
         """Create the libraries of a pipeline again, once, with the flag that captures statistics.
@@ -109,41 +109,34 @@ class PipelineCreation:
         source: PipelineSource,
     ) -> npt.NDArray[np.int32]:
         """Create pipelines by contiguous create infos into `handles`; tries failed ones again one by one."""
-        result = self._call(kind, infos, handles, source)
-        results = np.where(handles == 0, np.int32(result), np.int32(SUCCESS))
-        if result not in (SUCCESS, ERROR_DEVICE_LOST) and len(handles) > 1:
-            for each in np.flatnonzero(results).tolist():
-                one = slice(each, each + 1)
-                results[each] = self._call(kind, infos[one], handles[one], source)
-        # VK_SUCCESS with VK_NULL_HANDLE: a driver that says so has made nothing.
-        results[(results == SUCCESS) & (handles == 0)] = ERROR_UNKNOWN
-        return results
-
-    def _call(
-        self, kind: PipelineKind, infos: npt.NDArray[np.uint8], handles: Handles, source: PipelineSource
-    ) -> int:
         command, ctype = COMMANDS[kind]
         context, create = self._context, getattr(self._context.commands, command)
         deferred = (0,) if kind is PipelineKind.RAY_TRACING else ()
         first, out = ffi.from_buffer(ctype, infos), ffi.from_buffer(_HANDLES, handles)
+        count, allocator = len(handles), context.allocator
         with source.using(command):
-            return int(
-                create(context.handle, *deferred, source.handle, len(handles), first, context.allocator, out)
-            )
+            result = int(create(context.handle, *deferred, source.handle, count, first, allocator, out))
+        results = np.where(handles == 0, np.int32(result), np.int32(SUCCESS))
+        if result not in (SUCCESS, ERROR_DEVICE_LOST) and count > 1:
+            for each in np.flatnonzero(results).tolist():
+                one = slice(each, each + 1)
+                results[one] = self.submit(kind, infos[one], handles[one], source)
+        # VK_SUCCESS with VK_NULL_HANDLE: a driver that says so has made nothing.
+        results[(results == SUCCESS) & (handles == 0)] = ERROR_UNKNOWN
+        return results
 
-    def _wave(
-        self,
-        bound: VulkanPreparedPipelines,
-        indices: Indices,
-        source: PipelineSource,
-        fail_on_compile_required: bool,
-    ) -> CreationBatch:
-        # Their libraries all exist.
-        batch = CreationBatch.of_zeros(len(indices))
-        for kind, chosen in bound.image.by_kind(indices, np.ones(len(indices), np.bool_)):
-            some = indices[chosen]
-            infos = bound.create_infos(kind, some, fail_on_compile_required=fail_on_compile_required)
-            handles = np.zeros(len(some), np.uint64)
-            results = self.submit(kind, infos, handles, source)
-            batch.put(chosen, CreationBatch(results, *bound.take_feedback(some), handles))
-        return batch
+
+def _waves(
+    bound: VulkanPreparedPipelines, indices: Indices, batch: CreationBatch
+) -> Iterator[npt.NDArray[np.intp]]:
+    # Places of pipelines all of whose libraries exist by then; the rest gets VK_ERROR_UNKNOWN.
+    waiting = np.arange(len(indices))
+    while waiting.size:
+        there = np.ones(len(waiting), np.bool_)
+        if bound.has_libraries:
+            there[:] = [bound.has_all_libraries(index) for index in indices[waiting].tolist()]
+        if not there.any():
+            batch.results[waiting] = ERROR_UNKNOWN
+            return
+        yield waiting[there]
+        waiting = waiting[~there]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -171,18 +172,24 @@ class VulkanDevice(Device):
         keep: bool,
         identified: bool = False,
     ) -> CreationBatch:
-        if keep or not self._shares_living_stages(bound, indices):
-            return self._create_at_once(
-                bound, indices, source, fail_on_compile_required, keep=keep, identified=identified
-            )
-        batch = CreationBatch.of_zeros(len(indices))
-        for place in range(len(indices)):
-            here = slice(place, place + 1)
-            one = indices[here]
-            part = self._create_at_once(
-                bound, one, source, fail_on_compile_required, keep=False, identified=identified
-            )
-            batch.put(here, part)
+        one_lives = not keep and self._shares_living_stages(bound, indices)
+        if one_lives and len(indices) > 1:
+            batch = CreationBatch.of_zeros(len(indices))
+            create = partial(self._create, keep=False, identified=identified)
+            for place in range(len(indices)):
+                here = slice(place, place + 1)
+                batch.put(here, create(bound, indices[here], source, fail_on_compile_required))
+            return batch
+        if identified:
+            bound.use_identifiers(indices)
+            batch = self._creation.create(bound, indices, source, True, identified=True)
+        else:
+            if not fail_on_compile_required:
+                self._remake_libraries(bound, indices, source)
+            with bound.modules(indices):
+                batch = self._creation.create(bound, indices, source, fail_on_compile_required)
+        batch = _kept(bound, batch, keep=keep)
+        if one_lives:
             bound.destroy_discarded()
         return batch
 
@@ -192,26 +199,6 @@ class VulkanDevice(Device):
             and bound.image.counts[PipelineKind.RAY_TRACING] > 0
             and bool((bound.image.kinds[indices] == _RAY_TRACING).any())
         )
-
-    def _create_at_once(
-        self,
-        bound: VulkanPreparedPipelines,
-        indices: Indices,
-        source: PipelineSource,
-        fail_on_compile_required: bool,
-        *,
-        keep: bool,
-        identified: bool,
-    ) -> CreationBatch:
-        if identified:
-            bound.use_identifiers(indices)
-            batch = self._creation.create(bound, indices, source, True, identified=True)
-        else:
-            if not fail_on_compile_required:
-                self._remake_libraries(bound, indices, source)
-            with bound.modules(indices):
-                batch = self._creation.create(bound, indices, source, fail_on_compile_required)
-        return _kept(bound, batch, keep=keep)
 
     def _remake_libraries(
         self, bound: VulkanPreparedPipelines, indices: Indices, source: PipelineSource
