@@ -135,14 +135,12 @@ class GrowingPack:
     meanwhile. Then it keeps the parts that the file still holds. A target that is not compiled now, or whose
     device did not open this time, is what it was. It is unfinished too where its files are not what the
     manifest says: a killed run may have compiled it under another name.
-
-    Attributes:
-        problems: Why what was compiled for a target is not in the pack, by selector; after `finish`.
     """
 
     writer: PackWriter
     selectors: tuple[str, ...]
     _pack: Pack
+    # why what was compiled for a target is not in the pack, by selector; after `finish`
     problems: dict[str, PackError | SaveError] = field(factory=dict)
     _targets: dict[ProfileIdentity | str, PackTarget] = field(factory=dict)  # by selector where none opened
     _running: set[str] = field(factory=set)

@@ -42,16 +42,11 @@ _Target = tuple[Pack, PackTarget]
 
 @frozen
 class JoinedTarget:
-    """A target of a joined pack.
-
-    Attributes:
-        packs: The packs that had a cache or binaries for it.
-        merged: Whether their caches were merged by the driver; otherwise one was copied.
-    """
+    """A target of a joined pack."""
 
     target: PackTarget
-    packs: tuple[Path, ...]
-    merged: bool
+    packs: tuple[Path, ...]  # the packs that had a cache or binaries for it
+    merged: bool  # whether their caches were merged by the driver; otherwise one was copied
 
 
 def join_packs(

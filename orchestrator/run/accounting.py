@@ -118,14 +118,10 @@ def equal_shares(count: int, total_ns: int) -> npt.NDArray[np.uint64]:
 
 @define(eq=False)
 class CallLog:
-    """The calls of one worker, as they come. One thread at a time.
-
-    Attributes:
-        blocked_without_faults_ns: Of the calls that were worked out last: time asleep in those in which the
-            thread met no page fault.
-    """
+    """The calls of one worker, as they come. One thread at a time."""
 
     worker: int
+    # of the calls that were worked out last: time asleep in those in which the thread met no page fault
     blocked_without_faults_ns: int = 0
     _noted: list[tuple[Reading, Reading, CreationBatch | None, npt.NDArray[np.int32]]] = field(factory=list)
 

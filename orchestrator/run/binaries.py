@@ -185,10 +185,6 @@ class HeldPipelines(BinarySource):
     destroys what no later pipeline needs. A thread stores what is taken, so that a worker waits only where
     the store is far behind; after `settle` it is stored, or a note says why not. `destroy` ends that thread;
     the store is somebody else's to close. Without a store it keeps what it takes for as long as it lives.
-
-    Attributes:
-        captures: See `BinarySource`. False where the driver would rather have nothing captured.
-        notes: What a reader of the report must know.
     """
 
     keeps = True
@@ -196,10 +192,10 @@ class HeldPipelines(BinarySource):
     device: Device
     store: BinaryStore | None
     generation: Generation | None
-    captures: bool
+    captures: bool  # see `BinarySource`. False where the driver would rather have nothing captured.
     probes: bool
     memory_bytes: int
-    notes: list[str] = field(factory=list)
+    notes: list[str] = field(factory=list)  # what a reader of the report must know
     _counts: Counter[str] = field(factory=Counter)
     _lock: threading.RLock = field(factory=threading.RLock)
     _pulled_of: dict[PreparedPipelines, _Pulled] = field(factory=dict)

@@ -375,13 +375,7 @@ class RunCaches:
     other methods for the run while there are no workers.
 
     Attributes:
-        primary: The caller's, or None; after `open` always one, `NO_SOURCE` in mode NONE.
-        creators: One a worker, after `open`.
         rotates: Whether `serve` has anything to merge.
-        guard: Keeps look-ups in the primary and merges apart.
-        primary_is_filled: Whether a look-up may find something.
-        refused: Why workers keep their sources, or "".
-        data: The data of a primary that was made here, after `read_back`.
     """
 
     device: Device
@@ -389,17 +383,18 @@ class RunCaches:
     mode: CacheMode
     policy: MergePolicy
     keep: bool
-    primary: PipelineSource | None
+    primary: PipelineSource | None  # the caller's, or None; after `open` always one, `NO_SOURCE` in mode NONE
     on_merged: MergedHook | None
     token: trio.lowlevel.TrioToken
-    creators: list[Creator] = field(factory=list, init=False)
+    creators: list[Creator] = field(factory=list, init=False)  # one a worker, after `open`
     notes: list[str] = field(factory=list, init=False)
     open_ns: int = field(default=0, init=False)
     read_back_ns: int = field(default=0, init=False)
+    # the data of a primary that was made here, after `read_back`
     data: bytes | None = field(default=None, init=False)
-    guard: PrimaryGuard = field(init=False)
-    primary_is_filled: bool = field(default=False, init=False)
-    refused: str = field(default="", init=False)
+    guard: PrimaryGuard = field(init=False)  # keeps look-ups in the primary and merges apart
+    primary_is_filled: bool = field(default=False, init=False)  # whether a look-up may find something
+    refused: str = field(default="", init=False)  # why workers keep their sources, or ""
     _own_primary: PipelineSource | None = field(default=None, init=False)
     _make_fresh: Callable[[bytes, str], PipelineSource] = field(init=False)
     _seed: bytes = field(default=b"", init=False, repr=False)

@@ -35,29 +35,22 @@ _MOST_FOR_KEYS: Final = 0.02
 
 @define(eq=False)
 class CompileSchedule:
-    """The schedule of one group's run. One thread at a time.
-
-    Attributes:
-        recorded_ns: What earlier runs recorded of each pipeline, shape (n,), 0 where there is nothing.
-        held: Pipelines that the cache of the run is expected to hold, shape (n,); None where it begins empty.
-        batch: Largest batch; None for the usual.
-        limit_s: How long work may begin; batches are small then, as they are where the run is `steered`.
-        followers: What becomes of pipelines that are the same as another.
-        few_for_hits: As in `ScheduleOptions`.
-        notes: What a reader of the report must know.
-    """
+    """The schedule of one group's run. One thread at a time."""
 
     prepared: PreparedPipelines
     mode: CacheMode
     workers: int
+    # what earlier runs recorded of each pipeline, shape (n,), 0 where there is nothing
     recorded_ns: npt.NDArray[np.int64] = field(repr=False)
+    # pipelines that the cache of the run is expected to hold, shape (n,); None where it begins empty
     held: npt.NDArray[np.bool_] | None = field(default=None, repr=False)
-    batch: int | None = None
+    batch: int | None = None  # largest batch; None for the usual
+    # how long work may begin; batches are small then, as they are where the run is `steered`
     limit_s: float | None = None
     steered: bool = False
-    followers: Followers = Followers.CREATE
-    few_for_hits: bool = False
-    notes: list[str] = field(factory=list, init=False)
+    followers: Followers = Followers.CREATE  # what becomes of pipelines that are the same as another
+    few_for_hits: bool = False  # as in `ScheduleOptions`
+    notes: list[str] = field(factory=list, init=False)  # what a reader of the report must know
     keys_ns: int = field(default=0, init=False)
     _asked: int = field(default=0, init=False)
     _keys: list[bytes | None] | None = field(default=None, init=False, repr=False)

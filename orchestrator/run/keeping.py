@@ -173,7 +173,7 @@ class CacheKeeper:
     one thread at a time while workers run, `finish` to whoever has the primary alone.
     """
 
-    device: Device  # The device.
+    device: Device
     path: Path  # The cache file.
     loaded: LoadResult  # What became of it at the start, without the data.
     policy: SavePolicy = field(factory=SavePolicy)  # When a save is due on the way.

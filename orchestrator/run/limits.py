@@ -32,13 +32,9 @@ def has_memory(size: int = _LEAST_BYTES, proc: Path = Path("/proc")) -> bool:
 
 
 class MemoryLimitError(OrchestratorError):
-    """The memory that each process may have is too little for the set. No pipeline is to blame.
+    """The memory that each process may have is too little for the set. No pipeline is to blame."""
 
-    Attributes:
-        next_step: What to do about it.
-    """
-
-    next_step: Final = "give it more, or leave --memory out"
+    next_step: Final = "give it more, or leave --memory out"  # what to do about it
 
     def __init__(self, size: int) -> None:
         super().__init__(

@@ -37,17 +37,12 @@ _T = TypeVar("_T")
 
 @frozen
 class Trials:
-    """What came of pipelines that were tried in other processes.
+    """What came of pipelines that were tried in other processes."""
 
-    Attributes:
-        survived: Pipelines from which the driver returned.
-        died: The others that were tried, each with what happened.
-        processes: Processes that were started.
-    """
-
-    survived: frozenset[PipelineJob] = frozenset()
+    survived: frozenset[PipelineJob] = frozenset()  # pipelines from which the driver returned
+    # the others that were tried, each with what happened
     died: Mapping[PipelineJob, str] = field(factory=dict)
-    processes: int = 0
+    processes: int = 0  # processes that were started
 
 
 TryPipelines = Callable[
@@ -59,17 +54,12 @@ TryPipelines = Callable[
 
 @frozen
 class Vetted:
-    """What vetting found.
+    """What vetting found."""
 
-    Attributes:
-        left_out: Outcomes of pipelines that this process's driver must not get, in the order of the image.
-        untried: Pipelines that were not tried before the run was stopped.
-        notes: Caveats for the report.
-    """
-
+    # outcomes of pipelines that this process's driver must not get, in the order of the image
     left_out: OutcomeTable
-    untried: frozenset[PipelineJob]
-    notes: list[str]
+    untried: frozenset[PipelineJob]  # pipelines that were not tried before the run was stopped
+    notes: list[str]  # caveats for the report
 
 
 async def vet(

@@ -101,18 +101,13 @@ class StoredPipeline(msgspec.Struct, frozen=True):
 
     Drivers may give one key to different pipelines (NVIDIA 580.159, ray tracing) or to different binaries
     (RADV 25.0.7, ray tracing). So a pipeline is found by the caller's own key of its state.
-
-    Attributes:
-        state_key: The caller's own key of its state, 1 to 64 bytes.
-        driver_key: The driver's key, at most 32 bytes; empty where it gave none.
-        binaries: Its binaries in the driver's order.
-        identifiers: Names the shader modules of its stages for look-ups without the modules, at most 32
-            bytes; empty where it can only be found by its state.
     """
 
-    state_key: bytes
-    driver_key: bytes
-    binaries: tuple[PipelineBinary, ...]
+    state_key: bytes  # the caller's own key of its state, 1 to 64 bytes
+    driver_key: bytes  # the driver's key, at most 32 bytes; empty where it gave none
+    binaries: tuple[PipelineBinary, ...]  # its binaries in the driver's order
+    # names the shader modules of its stages for look-ups without the modules, at most 32 bytes; empty where
+    # it can only be found by its state
     identifiers: bytes = b""
 
     @property
@@ -130,25 +125,17 @@ class StoredPipeline(msgspec.Struct, frozen=True):
 
 
 class PutReport(msgspec.Struct, frozen=True):
-    """The result of storing pipelines; reports add up.
+    """The result of storing pipelines; reports add up."""
 
-    Attributes:
-        pipelines: Pipelines that are stored now, of which `known` were stored before with the same binaries.
-        collisions: Pipelines whose driver's key another state with other binaries has.
-        shared_keys: Pipelines whose driver's key another state with the same binaries has.
-        too_large: Pipelines that were not stored, because one would take too much of the bound.
-        captured_bytes: Size of all given binaries; `stored_bytes` is that of the new ones.
-        evicted: Pipelines that were removed to make room.
-    """
-
+    # pipelines that are stored now, of which `known` were stored before with the same binaries
     pipelines: int = 0
     known: int = 0
-    collisions: int = 0
-    shared_keys: int = 0
-    too_large: int = 0
-    captured_bytes: int = 0
+    collisions: int = 0  # pipelines whose driver's key another state with other binaries has
+    shared_keys: int = 0  # pipelines whose driver's key another state with the same binaries has
+    too_large: int = 0  # pipelines that were not stored, because one would take too much of the bound
+    captured_bytes: int = 0  # size of all given binaries; `stored_bytes` is that of the new ones
     stored_bytes: int = 0
-    evicted: int = 0
+    evicted: int = 0  # pipelines that were removed to make room
 
     def __add__(self, other: PutReport) -> PutReport:
         """Both together."""
@@ -197,18 +184,12 @@ class BinaryStore:
 
     Thread-safe; it must not be open while its process forks. Every method raises StoreError where the
     database cannot be read or written.
-
-    Attributes:
-        path: The database.
-        bound_bytes: Bound on the used bytes.
-        read_only: Why nothing can be written, or "".
-        set_aside: What became of a database that could not be used, or "".
     """
 
-    path: Path
-    bound_bytes: int
-    read_only: str
-    set_aside: str
+    path: Path  # the database
+    bound_bytes: int  # bound on the used bytes
+    read_only: str  # why nothing can be written, or ""
+    set_aside: str  # what became of a database that could not be used, or ""
     _state: State = field(repr=False)
     _file: tuple[int, int] | None = field(repr=False)
 

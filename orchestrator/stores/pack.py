@@ -322,17 +322,12 @@ def _no_pack(path: Path) -> str | None:
 
 @frozen
 class Pack:
-    """A pack whose manifest was read; its files may be damaged. Thread-safe.
+    """A pack whose manifest was read; its files may be damaged. Thread-safe."""
 
-    Attributes:
-        directory: Where it is.
-        manifest: What it says of itself.
-        key: The key with which its manifest was proven, and with which its files are; None: nothing proves
-            where it comes from.
-    """
-
-    directory: Path
-    manifest: PackManifest
+    directory: Path  # where it is
+    manifest: PackManifest  # what it says of itself
+    # the key with which its manifest was proven, and with which its files are; None: nothing proves where it
+    # comes from
     key: MacKey | None = None
 
     @classmethod
@@ -514,14 +509,10 @@ class PackWriter:
     """Fills a directory and writes its manifest. One writer at a time; files that are in place stay.
 
     Every method raises SaveError where the disk refuses, and PackError where a pack cannot have that.
-
-    Attributes:
-        directory: Created, mode 0700, where it is missing.
-        key: What it is signed with; None: it is not.
     """
 
-    directory: Path
-    key: MacKey | None = None
+    directory: Path  # created, mode 0700, where it is missing
+    key: MacKey | None = None  # what it is signed with; None: it is not
 
     def prepare(self) -> None:
         """Create the directory, and refuse one that others may write."""

@@ -174,7 +174,7 @@ class CalibrationProfile(Profile, frozen=True, kw_only=True):
     """What was measured about a device and its driver on a machine. None: it was not measured."""
 
     cores: int  # Number of processors.
-    processor: str  # Name of the processor.
+    processor: str
     load_average: float  # Highest load of the machine during the measurement.
     driver_caches: str  # How the driver's own caches were turned off.
     set_name: str  # Name of the set that was compiled.

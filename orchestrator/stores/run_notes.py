@@ -303,7 +303,7 @@ IDENTIFIERS: Final = Kind("shader-module identifiers", KnownIdentifiers, cap=_VA
 class ShaderModuleIdentifierStore:
     """The identifiers of one algorithm, in a directory of cache files. A value; thread-safe."""
 
-    directory: Path  # The directory.
+    directory: Path
     algorithm: bytes  # shaderModuleIdentifierAlgorithmUUID, 16 bytes.
     # What the keys mean (`SpirvProvider.revision`); each revision has identifiers of its own.
     revision: str = ""

@@ -192,19 +192,17 @@ class AnnouncingObserver(DriverObserver):
 
     The numbers in the table are those of one image at a time. What is made for another device meanwhile
     counts as opening that.
-
-    Attributes:
-        on_image: Called with each image, and where its marks are, before numbers are of that image. The
-            driver may have its objects then, but none of its pipelines.
-        given_up: What the driver is not asked for: it ended processes over that, or did not return.
-        distrusted: Keys of pipelines that are not created from their binaries, likewise.
     """
 
     watches: ClassVar[bool] = True
 
     table: InFlightTable
+    # called with each image, and where its marks are, before numbers are of that image. The driver may have
+    # its objects then, but none of its pipelines.
     on_image: Callable[[CreateInfoImage, int], None]
+    # what the driver is not asked for: it ended processes over that, or did not return
     given_up: frozenset[DriverStep] = frozenset()
+    # keys of pipelines that are not created from their binaries, likewise
     distrusted: frozenset[int] = frozenset()
 
     def __attrs_post_init__(self) -> None:

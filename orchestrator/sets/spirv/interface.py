@@ -74,7 +74,7 @@ class SpecializationConstant:
 class StageInput:
     """One location of the inputs of a stage."""
 
-    location: int  # the location
+    location: int
     format: int  # VkFormat with the same components and width
     size: int  # bytes of that format
 
