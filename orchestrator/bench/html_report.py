@@ -31,7 +31,7 @@ from orchestrator.bench.rows import (
     device_text,
 )
 from orchestrator.bench.statistics import LEAST_PAIRS, Judgement
-from orchestrator.bench.trace import Event
+from orchestrator.bench.trace import TraceEvent
 from orchestrator.errors import OrchestratorError
 
 if TYPE_CHECKING:
@@ -93,7 +93,9 @@ class ReportError(OrchestratorError):
     """A report cannot be made."""
 
 
-def html_report(report: ContentionReport, timelines: Mapping[Cell, Sequence[Event]] | None = None) -> str:
+def html_report(
+    report: ContentionReport, timelines: Mapping[Cell, Sequence[TraceEvent]] | None = None
+) -> str:
     """The report as one HTML page, with timelines of samples by cell.
 
     Raises:
@@ -127,7 +129,7 @@ def html_report(report: ContentionReport, timelines: Mapping[Cell, Sequence[Even
     return "\n".join(parts)
 
 
-def figures_of(cells: Sequence[CellReport], timelines: Mapping[Cell, Sequence[Event]]) -> list[Figure]:
+def figures_of(cells: Sequence[CellReport], timelines: Mapping[Cell, Sequence[TraceEvent]]) -> list[Figure]:
     """The plots of one device, start and share of duplicates."""
     most = max(each.cell.workers for each in cells)
     largest = [each for each in cells if each.cell.workers == most]
@@ -194,7 +196,7 @@ def _by_kind(cells: Sequence[CellReport], workers: str) -> Iterable[Figure]:
         yield _figure(bars, title, yaxis={"title": "s, all workers"})
 
 
-def _timeline(cell: Cell, events: Sequence[Event]) -> Figure:
+def _timeline(cell: Cell, events: Sequence[TraceEvent]) -> Figure:
     from plotly.graph_objects import Bar
 
     rows = {each.tid: escape(str(each.args.get("name"))) for each in events if each.name == "thread_name"}

@@ -50,7 +50,7 @@ from orchestrator.bench.rows import (
     read_rows,
 )
 from orchestrator.bench.statistics import LEAST_PAIRS
-from orchestrator.bench.trace import Event, events_of
+from orchestrator.bench.trace import TraceEvent, events_of
 from orchestrator.stores.files.writer_lock import writer_lock
 
 RESULTS = "results.jsonl"
@@ -276,7 +276,7 @@ def timeline_path(directory: Path, cell: Cell) -> Path:
     return directory / TIMELINES / (re.sub(r"[^A-Za-z0-9.-]+", "-", name) + ".json")
 
 
-def timelines_of(directory: Path, cells: Iterable[Cell]) -> dict[Cell, list[Event]]:
+def timelines_of(directory: Path, cells: Iterable[Cell]) -> dict[Cell, list[TraceEvent]]:
     """The existing timelines by cell, without those that are damaged."""
     found = {}
     for cell in cells:

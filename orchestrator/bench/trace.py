@@ -38,7 +38,7 @@ class Span:
     arguments: Mapping[str, Any] = field(factory=dict)  # Details to show on a click.
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
     """An event of the format: a bar (`ph` "X") or a name (`ph` "M")."""
 
     name: str
@@ -52,7 +52,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Trace(msgspec.Struct):
-    events: list[Event] = msgspec.field(name="traceEvents")
+    events: list[TraceEvent] = msgspec.field(name="traceEvents")
     unit: str = msgspec.field(name="displayTimeUnit", default="ms")
 
 
@@ -63,12 +63,12 @@ def encode_trace(spans: Sequence[Span], *, process: str = "orchestrator") -> byt
     """Encode spans as a trace: the main row first, the others sorted by name and number."""
     number = {row: place for place, row in enumerate(sorted({each.row for each in spans}, key=_row_order))}
     first = min((each.start_ns for each in spans), default=0)
-    events = [Event(name="process_name", ph="M", args={"name": process})]
+    events = [TraceEvent(name="process_name", ph="M", args={"name": process})]
     for row, tid in number.items():
-        events.append(Event(name="thread_name", ph="M", tid=tid, args={"name": row}))
-        events.append(Event(name="thread_sort_index", ph="M", tid=tid, args={"sort_index": tid}))
+        events.append(TraceEvent(name="thread_name", ph="M", tid=tid, args={"name": row}))
+        events.append(TraceEvent(name="thread_sort_index", ph="M", tid=tid, args={"sort_index": tid}))
     events += [
-        Event(
+        TraceEvent(
             name=each.name,
             ph="X",
             tid=number[each.row],
@@ -82,7 +82,7 @@ def encode_trace(spans: Sequence[Span], *, process: str = "orchestrator") -> byt
     return msgspec.json.encode(_Trace(events))
 
 
-def events_of(trace: bytes) -> list[Event]:
+def events_of(trace: bytes) -> list[TraceEvent]:
     """The events of a trace of `encode_trace`.
 
     Raises:
@@ -94,7 +94,7 @@ def events_of(trace: bytes) -> list[Event]:
         raise ValueError(str(error)) from error
 
 
-def join_traces(traces: Iterable[Sequence[Event]]) -> bytes:
+def join_traces(traces: Iterable[Sequence[TraceEvent]]) -> bytes:
     """Join the events of traces into one, each as its own process."""
     numbered = enumerate(traces, 1)
     events = [msgspec.structs.replace(each, pid=number) for number, trace in numbered for each in trace]

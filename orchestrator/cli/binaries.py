@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, byte_text, path_text, plural, printable, styled, table
-from orchestrator.cli.prune import age_ns, devices_here
+from orchestrator.cli.prune import age_ns
 from orchestrator.cli.values import cache_files_directory, read_key, require_writable, size_bytes
 
 if TYPE_CHECKING:
@@ -206,6 +206,7 @@ def _exchange(
 def _prune(
     store: BinaryStore, bound: int | None, older_than_ns: int | None, *, dry_run: bool
 ) -> tuple[dict[str, Any], list[str]]:
+    from orchestrator.cli.pruned import devices_here
     from orchestrator.stores.pruning import other_driver
 
     here, problem = devices_here()

@@ -6,18 +6,10 @@ Guarantees: --dry-run changes nothing; without it, only files that are shown are
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag
-from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.output import Output, byte_text, path_text, plural, styled
+from orchestrator.cli.errors import UsageError
 from orchestrator.cli.values import named_directory, size_bytes
-from orchestrator.errors import DeviceError
-
-if TYPE_CHECKING:
-    from orchestrator.cli.documents import PrunedFile, PruneDocument
-    from orchestrator.devices.device import DeviceIdentity
-    from orchestrator.stores.pruning import PruneItem
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", re.IGNORECASE | re.ASCII)
 _MOST_NS = 1 << 62  # as good as for ever
@@ -53,81 +45,10 @@ def prune_verb(
             days.
         dry_run: Only show what would be removed.
     """
-    import time
-
-    from orchestrator.stores.cache_file import sweep_directory
-    from orchestrator.stores.pack import sweep_pack
-    from orchestrator.stores.pruning import PruneReport, plan_prune, prune
+    from orchestrator.cli.pruned import prune_directory
 
     bound, age = None if max_size is None else size_bytes(max_size, "--max-size"), age_ns(older_than)
-    directory = named_directory(cache_dir)
-    output = Output(json=json)
-    here, problem = devices_here()
-    plan = plan_prune(directory, here=here, max_bytes=bound, older_than_ns=age, now_ns=time.time_ns())
-    swept = sweep_directory(directory, dry_run=dry_run) + sweep_pack(directory, dry_run=dry_run)
-    report = PruneReport((), ()) if dry_run else prune(plan)
-    problem = "; ".join(filter(None, [problem, plan.note]))
-    shown = plan.items if dry_run else report.removed
-    kept = (*plan.kept, *((each.path, each.size) for each, _ in report.failed))
-    removed_bytes, kept_bytes = sum(each.size for each in shown), sum(size for _, size in kept)
-
-    def document() -> PruneDocument:
-        from orchestrator.cli.documents import KeptFile, PrunedFile, PruneDocument
-
-        def pruned(item: PruneItem, **more: str) -> PrunedFile:
-            return PrunedFile(path=item.path, bytes=item.size, reason=item.reason, detail=item.detail, **more)
-
-        return PruneDocument(
-            directory=directory,
-            dry_run=dry_run,
-            removed=tuple(map(pruned, shown)),
-            removed_bytes=removed_bytes,
-            failed=tuple(pruned(each, cause=cause) for each, cause in report.failed),
-            leftovers=swept.removed,
-            leftovers_failed=swept.failed,
-            kept=tuple(KeptFile(path=path, bytes=size) for path, size in kept),
-            kept_bytes=kept_bytes,
-            drivers_asked=len(here),
-            note=problem or None,
-        )
-
-    output.document(document)
-    for each in shown:
-        detail = f"  {each.detail}" if each.detail else ""
-        output.line(
-            f"{byte_text(each.size):>10}  {each.reason.value}  {path_text(each.path)}", styled(detail, "dim")
-        )
-    for each, cause in report.failed:
-        output.problem(styled("not removed", "bad"), f"  {path_text(each.path)}: {cause}")
-    for path in swept.removed:
-        output.line(f"{'':>10}  leftover of a killed process  {path_text(path)}")
-    for path in swept.failed:
-        output.problem(styled("not removed", "bad"), f"  leftover of a killed process  {path_text(path)}")
-    verb = "would be removed" if dry_run else "removed"
-    left = f", and {plural(len(swept.removed), 'leftover')}" if swept.removed else ""
-    output.line(
-        f"{path_text(directory)}: {plural(len(shown), 'file')} {verb}, {byte_text(removed_bytes)}{left}; "
-        f"{plural(len(kept), 'file')} kept, "
-        f"{byte_text(kept_bytes)}"
-    )
-    if problem:
-        output.line(styled(problem, "dim"))
-    return ExitCode.BAD_INPUT if report.failed or swept.failed else ExitCode.OK
-
-
-def devices_here() -> tuple[list[DeviceIdentity], str]:
-    """The devices that the loader finds, and why there are none, or ""."""
-    from orchestrator.devices.listing import list_all
-
-    try:
-        listing = list_all(opens=False)
-    except DeviceError as error:
-        return [], f"no driver answers, so files of other driver builds are not recognized: {error}"
-    problem = "; ".join(
-        f"files of other builds of the driver {each.manifest} are not recognized: it {each.problem}"
-        for each in listing.dead
-    )
-    return [each.identity for each in listing.devices], problem
+    return prune_directory(named_directory(cache_dir), bound, age, dry_run=dry_run, json=json)
 
 
 def age_ns(text: str | None) -> int | None:

@@ -15,7 +15,7 @@ from orchestrator.bench.contention import contention_report
 from orchestrator.bench.html_report import TIMELINE_CALLS, figures_of, html_report
 from orchestrator.bench.rows import Latencies, Sample, SlowPipeline
 from orchestrator.bench.tables import markdown_text
-from orchestrator.bench.trace import MAIN_ROW, Event, Span, encode_trace, events_of
+from orchestrator.bench.trace import MAIN_ROW, Span, TraceEvent, encode_trace, events_of
 from orchestrator.devices.device import CacheMode
 from tests.bench.support import ENVIRONMENT, failure, series
 from tests.drivers import require_tool
@@ -67,13 +67,13 @@ def samples(**figures: object) -> list[Sample]:
     return found
 
 
-def timeline(row: str = "worker 0", calls: int = 1) -> list[Event]:
+def timeline(row: str = "worker 0", calls: int = 1) -> list[TraceEvent]:
     """A timeline with calls of one worker and a merge."""
     spans = [Span(row, row, number, 1, "call") for number in range(calls)]
     return events_of(encode_trace([*spans, Span(MAIN_ROW, "merge", 1000, 10, "merge")]))
 
 
-def drawn(rows: list[Any], timelines: dict[Any, list[Event]] | None = None) -> dict[str, Any]:
+def drawn(rows: list[Any], timelines: dict[Any, list[TraceEvent]] | None = None) -> dict[str, Any]:
     """The plots by title, as the page has them."""
     figures = figures_of(contention_report(rows).cells, timelines or {})
     return {each.layout.title.text: each.to_plotly_json() for each in figures}
