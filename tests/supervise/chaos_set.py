@@ -31,7 +31,6 @@ class Fate(enum.IntEnum):
 
 
 def fate_of(key: int) -> Fate | None:
-    """The fate of one pipeline in sixteen each."""
     number = (key * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 60
     return Fate(number) if number < len(Fate) else None
 

@@ -65,7 +65,6 @@ def open_deaf(_: DeviceRequest) -> SimulatedDevice:
 
 
 def main() -> None:
-    """Compile, and print how it ended."""
     archive, cache, os.environ[FIFO], *others = sys.argv[1:]
     opener = f"open_{others[0]}" if others else "open_telling"
     options = CompileOptions(

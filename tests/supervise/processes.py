@@ -24,7 +24,6 @@ def descendants(process: int) -> list[int]:
 
 
 def _stats() -> Iterator[tuple[int, str, int]]:
-    """Number, state and parent of each process."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, parent, *_ = stat.read_text().rpartition(")")[2].split()

@@ -44,7 +44,6 @@ SHORT_S = 0.05
 
 
 def opening(kind: type[SimulatedDevice]) -> Callable[[DeviceRequest], SimulatedDevice]:
-    """A function that opens such devices, for `TrialLimits.opener`."""
     return lambda request: kind(SimulatedOptions(request=request))
 
 
@@ -83,9 +82,7 @@ def open_short_of_memory(request: DeviceRequest) -> SimulatedDevice:
     """Memory is too little to open a device; the error is the one that the marker names."""
     errors: dict[str, Exception] = {
         "python": MemoryError(),
-        "thread": RuntimeError("can't start new thread"),
         "interpreter": SystemError("returned NULL without setting an exception"),
-        "library": ImportError("libx.so: failed to map segment: Cannot allocate memory"),
         "driver": DriverError("vkCreateDevice", -1, "VK_ERROR_OUT_OF_HOST_MEMORY"),
     }
     raise errors[Path(os.environ[MARKER]).name]

@@ -7,7 +7,6 @@ import resource
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +14,6 @@ import pytest
 from orchestrator.devices.device import NO_SOURCE, DriverStep
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
-from orchestrator.devices.simulated.device import SimulatedPipelines
-from orchestrator.errors import DriverError
 from orchestrator.supervise.in_flight import AnnouncingObserver, InFlightTable
 
 
@@ -117,64 +114,3 @@ def test_a_device_announces_what_it_gives_to_the_driver(descriptor: int) -> None
     at = table.prepare(1)
     assert table.flights(ended=True) == []
     assert table.marks(at, 1).tolist() == [0]
-
-
-def test_what_is_made_for_the_next_image_counts_as_opening_its_device(descriptor: int) -> None:
-    table, told = InFlightTable(descriptor), list[tuple[list[int], int]]()
-    seen: list[list[DriverStep]] = []
-
-    class Looking(SimulatedDevice):
-        def prepare(self, image: CreateInfoImage, **options: Any) -> SimulatedPipelines:  # type: ignore[override]
-            with self.observer.calling(DriverStep.MODULE, image, numbers(0)):
-                seen.append([each.step for each in table.flights()])
-            return super().prepare(image, **options)
-
-    def device() -> SimulatedDevice:
-        return observed(Looking(), table, lambda image, at: told.append((image.keys.tolist(), at)))
-
-    one, two, three = device(), device(), device()
-    first = one.prepare(simulated_image([10, 11]))
-    second = two.prepare(simulated_image([12]))
-    assert seen == [[DriverStep.MODULE], [DriverStep.OPEN]]
-    one.create_pipelines(first, numbers(1), NO_SOURCE)
-    assert [keys for keys, _ in told] == [[10, 11]]
-    two.create_pipelines(second, numbers(0), NO_SOURCE)
-    first.close()
-    one.close()
-    two.create_pipelines(second, numbers(0), NO_SOURCE)
-    assert [keys for keys, _ in told] == [[10, 11], [12]]
-    (of_first, of_second) = (table.marks(at, len(keys)).astype(bool).tolist() for keys, at in told)
-    assert (of_first, of_second) == ([False, True], [True])
-    second.close()
-    two.close()
-    three.prepare(simulated_image([13]))  # there is no other one now
-    assert seen[2:] == [[DriverStep.MODULE]]
-    assert [keys for keys, _ in told[2:]] == [[13]]
-    three.close()
-
-
-def test_a_call_in_flight_stays_when_another_image_begins(descriptor: int) -> None:
-    table = InFlightTable(descriptor)
-    read = table.begin(DriverStep.READ, numbers())
-    table.end(table.begin(DriverStep.CREATE, numbers(1)))
-    table.prepare(1)
-    assert [each.step for each in table.flights()] == [DriverStep.READ]
-    assert table.flights(ended=True) == []
-    table.end(read)
-    assert table.flights() == []
-
-
-def test_what_was_given_up_is_refused_and_nothing_is_destroyed(descriptor: int) -> None:
-    table = InFlightTable(descriptor)
-    device = observed(
-        SimulatedDevice(), table, given_up=[DriverStep.MERGE, DriverStep.LOAD, DriverStep.DESTROY]
-    )
-    one, two = device.create_pipeline_cache(), device.create_pipeline_cache()
-    with pytest.raises(DriverError, match=r"merging pipeline caches .* not asked again"):
-        one.merge([two])
-    with pytest.raises(DriverError, match=r"cache from data .* not asked again"):
-        one.for_worker(one.data(), "worker", externally_synchronized=False)
-    two.destroy()
-    device.close()
-    assert not two.destroyed
-    assert len(one.data()) > 0

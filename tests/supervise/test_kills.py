@@ -78,7 +78,6 @@ class Place:
                 time.sleep(0.0005)
 
     def forget_compiles(self) -> None:
-        """Forget those that nobody waited for."""
         with suppress(BlockingIOError):
             while os.read(self.compiles, 1 << 16):
                 pass

@@ -39,17 +39,22 @@ async def test_what_was_said_holds_for_the_process_that_comes_after_a_death(tmp_
     write_small_set(archive, 0, 12)
     told: list[Settlement] = []
     steering = Steering(on_settled=told.append, steered=True)
-    steering.promote([KEYS[4]])
+    steering.promote([KEYS[0]])
     steering.limit_time(0)
     options = CompileOptions(workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly"))
     stages: list[str] = []
 
     async def steer() -> None:
         await steering.cancel([KEYS[9]]).wait()
-        steering.limit_time(1e-9)  # one begins: the deadly one
+        steering.limit_time(1e-9)  # one begins
+        while not any(each.outcomes[OutcomeStatus.COMPILED] for each in told):
+            await trio.sleep(0.01)
+        await steering.promote([KEYS[4]]).wait()
+        steering.limit_time(1e-9)  # the deadly one
         while not any("trying one pipeline alone" in each for each in stages):
             await trio.sleep(0.01)
-        await steering.cancel([KEYS[2]]).wait()
+        # What the process compiled before it died is not cancelled.
+        await steering.cancel([KEYS[0], KEYS[2]]).wait()
         await steering.limit_time(None).wait()
 
     async with trio.open_nursery() as nursery:
@@ -65,6 +70,7 @@ async def test_what_was_said_holds_for_the_process_that_comes_after_a_death(tmp_
     assert not report.stopped
     assert {key for each in told for key in each.outcomes[OutcomeStatus.NOT_RUN]} == left_out
     assert [key for each in told for key in each.outcomes[OutcomeStatus.FAILED]] == [KEYS[4]]
+    assert [*next(filter(None, (each.outcomes[OutcomeStatus.COMPILED] for each in told)))] == [KEYS[0]]
     compiled = [key for each in told for key in each.outcomes[OutcomeStatus.COMPILED]]
     assert sorted(compiled) == sorted(set(KEYS) - left_out - {KEYS[4]})
 
@@ -78,34 +84,6 @@ def test_a_budget_begins_in_each_of_several_compiles_when_it_can() -> None:
     assert other.in_effect() == (Budget(seconds=1e-9),)
     steering.limit_time(2)
     assert one.in_effect() == (Budget(seconds=2),)
-
-
-async def test_what_a_process_compiled_before_it_died_is_not_cancelled(tmp_path: Path) -> None:
-    archive = tmp_path / "set.foz"
-    write_small_set(archive, 0, 12)
-    told: list[Settlement] = []
-    steering = Steering(on_settled=told.append, steered=True)
-    steering.limit_time(0)
-    options = CompileOptions(workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly"))
-    stages: list[str] = []
-
-    async def steer() -> None:
-        for key, is_over in ((KEYS[0], lambda: told), (KEYS[4], lambda: stages[-1].startswith("trying"))):
-            await steering.promote([key]).wait()
-            steering.limit_time(1e-9)  # one begins
-            while not is_over():
-                await trio.sleep(0.01)
-        await steering.cancel([KEYS[0], KEYS[2]]).wait()
-        await steering.limit_time(None).wait()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(steer)
-        report = await compile_supervised(
-            [str(archive)], options, cache_directory=tmp_path / "cache", stop=steering, on_stage=stages.append
-        )
-    assert {each.key for each in report.of_status(OutcomeStatus.NOT_RUN)} == {KEYS[2]}
-    assert {key for each in told for key in each.outcomes[OutcomeStatus.NOT_RUN]} == {KEYS[2]}
-    assert [*told[0].outcomes[OutcomeStatus.COMPILED]] == [KEYS[0]]
 
 
 @opener

@@ -34,9 +34,9 @@ from orchestrator.supervise.server import CompileServer, first_request
 from orchestrator.supervise.supervisor import compile_supervised
 from orchestrator.supervise.watch import Watch
 from tests.children.test_children import until
-from tests.run.small_sets import MARKER, write_applications, write_small_set
+from tests.run.small_sets import MARKER, compiled, write_applications, write_small_set
 from tests.supervise.processes import children
-from tests.supervise.supervised_devices import KEYS, SHORT_S, open_deadly
+from tests.supervise.supervised_devices import KEYS, SHORT_S, open_deadly, open_good, open_poisoned
 
 DEVICES = "tests.supervise.supervised_devices"
 ONE_GIB = TrialLimits(memory_bytes=1 << 30)
@@ -45,7 +45,6 @@ PATIENT = TrialLimits(pipeline_s=3600.0)
 
 @pytest.fixture
 def groups(tmp_path: Path, marker: Path) -> Path:
-    """A set of two groups, of two pipelines each."""
     return write_applications(tmp_path / "groups.foz", same=False)
 
 
@@ -79,28 +78,6 @@ async def supervised(
         )
     finally:
         assert children() == before
-
-
-async def test_progress_says_what_goes_on_after_a_death(archive: Path) -> None:
-    stages: list[str] = []
-    told: list[Progress] = []
-    report = await supervised(
-        archive, "open_deadly", told={"on_stage": stages.append, "on_progress": told.append}
-    )
-    assert report.outcomes.failed == 4
-    trials = [number for number, name in enumerate(stages) if "alone, after" in name]
-    assert trials
-    assert stages[-1] == "compiling"
-    assert {each.total for each in told} <= {0, len(KEYS)}
-    done = [each.done for each in told]
-    assert done == sorted(done)
-    assert told[-1].done == len(KEYS)
-    started = [each for each in told if each.started_ns]
-    assert len({each.started_ns for each in started}) == 1
-    elapsed_s = [each.elapsed_s for each in started]
-    assert elapsed_s == sorted(elapsed_s)
-    assert told[-1].rate == pytest.approx((len(KEYS) - 4) / elapsed_s[-1])
-    assert all(each.done + each.in_flight <= each.total for each in started)
 
 
 async def test_a_pause_of_all_processes_is_no_hang(
@@ -138,11 +115,23 @@ async def test_a_death_after_the_call_is_blamed_on_what_had_come_back(archive: P
     }
 
 
-async def test_what_python_raises_after_a_driver_spoiled_its_memory_is_a_death(archive: Path) -> None:
-    report = await supervised(archive, "open_writing_into_python")
+async def test_what_python_raises_after_a_driver_spoiled_its_memory_is_a_death(
+    archive: Path, tmp_path: Path
+) -> None:
+    """And that nothing can be saved is told when compiling begins, after a death, too."""
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    path = cache_path(cache, simulated_identity())
+    path.mkdir()  # where a file cannot be put
+    stages: list[str] = []
+    told = {"on_stage": stages.append}
+    report = await supervised(archive, "open_writing_into_python", cache, None, told, workers=1)
     assert {each.key for each in report.failed} == {KEYS[3]}
     assert "SIGABRT" in report.failed[0].reason
     assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS) - 1
+    begun = [each for each in stages if each.startswith("compiling")]
+    assert len(begun) > 1
+    assert all(each.startswith(f"compiling, but nothing can be saved: {path}: ") for each in begun)
 
 
 @pytest.mark.parametrize("cause", ["interpreter", "driver", "python"])
@@ -192,11 +181,30 @@ async def test_a_bug_is_called_one_at_once(archive: Path) -> None:
     assert "in open_with_a_bug" in "".join(bug.value.__notes__)
 
 
+def assert_progress_goes_on(stages: list[str], told: list[Progress]) -> None:
+    assert any("alone, after" in each for each in stages)
+    assert stages[-1] == "compiling"
+    assert {each.total for each in told} <= {0, len(KEYS)}
+    done = [each.done for each in told]
+    assert done == sorted(done)
+    assert done[-1] == len(KEYS)
+    started = [each for each in told if each.started_ns]
+    assert len({each.started_ns for each in started}) == 1
+    elapsed_s = [each.elapsed_s for each in started]
+    assert elapsed_s == sorted(elapsed_s)
+    assert told[-1].rate == pytest.approx((len(KEYS) - 4) / elapsed_s[-1])
+    assert all(each.done + each.in_flight <= each.total for each in started)
+
+
 async def test_whoever_ends_the_process_is_blamed_and_the_next_run_leaves_it_out(
     archive: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
-    first = await supervised(archive, "open_deadly", cache, is_begun=True)
+    stages: list[str] = []
+    told: list[Progress] = []
+    heard = {"on_stage": stages.append, "on_progress": told.append}
+    first = await supervised(archive, "open_deadly", cache, None, heard, is_begun=True)
+    assert_progress_goes_on(stages, told)
     failed: dict[int, str] = {each.key: each.reason for each in first.failed}
     assert set(failed) == {KEYS[1], KEYS[4], KEYS[7], KEYS[9]}
     assert "SIGSEGV" in failed[KEYS[1]]
@@ -227,11 +235,20 @@ async def test_whoever_ends_the_process_is_blamed_and_the_next_run_leaves_it_out
     with PipelineSet.open(archive) as source:
         here = await compile_set(source, CompileOptions(), cache_directory=cache, opener=open_deadly)
     assert here.failed == first.failed
+    # What compiles again leaves the quarantine.
+    newer = await supervised(archive, "open_newer", cache)
+    assert newer.counts()[OutcomeStatus.COMPILED] == len(KEYS)
+    only = Subset(keys=frozenset([KEYS[4]]))
+    alone = await supervised(archive, "open_good", cache, subset=only, retry_quarantined=True)
+    assert alone.counts()[OutcomeStatus.COMPILED] == 1
+    kept = load_quarantine(cache, simulated_identity()).profile
+    assert kept is not None
+    assert {int(each.key, 16) for each in kept.culprits} == {KEYS[1], KEYS[7], KEYS[9]}
 
 
 async def test_a_cache_file_that_crashes_the_driver_twice_is_given_up(archive: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    await supervised(archive, "open_good", cache)
+    await compiled(archive, cache, open_good)
     report = await supervised(archive, "open_choking", cache)
     assert report.supervision is not None
     assert [each.how for each in report.supervision.deaths] == ["SIGSEGV", "SIGSEGV"]
@@ -245,7 +262,7 @@ async def test_no_call_into_the_driver_is_waited_for_for_ever(archive: Path, tmp
     before, reports, errors = children(), dict[str, CompileReport](), list[str]()
     # Not all of them: a file with the content of one that was given up would be refused as well.
     some = Subset(keys=frozenset(KEYS[:5]))
-    await supervised(archive, "open_good", tmp_path / "load", subset=some)
+    await compiled(archive, tmp_path / "load", open_good, subset=some)
     path = cache_path(tmp_path / "load", simulated_identity())
     given = path.read_bytes()
     # Long for the others' sake: a busy machine is no hang. So all of them at a time.
@@ -297,7 +314,7 @@ async def test_no_call_into_the_driver_is_waited_for_for_ever(archive: Path, tmp
     assert reports["load"].cache_file.load_status is LoadStatus.CRASHED_LAST_TIME
     assert previous_path(path).read_bytes() == given
     for step in ("load", "merge", "close"):
-        again = await supervised(archive, "open_good", tmp_path / step)
+        again = await compiled(archive, tmp_path / step, open_good)
         assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS), step
     # A module belongs to pipelines, so they are tried alone and blamed.
     assert {each.key: each.reason for each in reports["module"].failed} == {
@@ -309,7 +326,7 @@ async def test_no_call_into_the_driver_is_waited_for_for_ever(archive: Path, tmp
 
 async def test_kills_from_outside_cost_no_cache_file(archive: Path, tmp_path: Path, marker: Path) -> None:
     cache = tmp_path / "cache"
-    await supervised(archive, "open_good", cache)
+    await compiled(archive, cache, open_good)
     # With one cache for all, so that each process loads the file once.
     report = await supervised(archive, "open_killed_thrice", cache, mode=CacheMode.SHARED)
     assert report.supervision is not None
@@ -355,7 +372,7 @@ async def test_a_compile_that_was_begun_and_given_up_costs_no_cache_file(
     archive: Path, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"
-    await supervised(archive, "open_good", cache)
+    await compiled(archive, cache, open_good)
     before = children()
     options = CompileOptions(
         workers=2, mode=CacheMode.SHARED, trial_limits=TrialLimits(opener=f"{DEVICES}:open_stuck_in_load")
@@ -393,18 +410,6 @@ async def test_a_verdict_is_kept_as_soon_as_it_is_known(archive: Path, tmp_path:
     assert blamed() == {KEYS[1]}
 
 
-async def test_that_nothing_can_be_saved_is_told_when_compiling_begins(archive: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    cache.mkdir(mode=0o700)
-    path = cache_path(cache, simulated_identity())
-    path.mkdir()  # where a file cannot be put
-    stages: list[str] = []
-    await supervised(archive, "open_deadly", cache, told={"on_stage": stages.append}, workers=1)
-    told = [each for each in stages if each.startswith("compiling")]
-    assert len(told) > 1  # after a death, too
-    assert all(each.startswith(f"compiling, but nothing can be saved: {path}: ") for each in told)
-
-
 async def test_no_trial_begins_after_the_time_limit(archive: Path) -> None:
     report = await supervised(archive, "open_late", time_limit_s=SHORT_S)
     assert report.out_of_time
@@ -412,19 +417,6 @@ async def test_no_trial_begins_after_the_time_limit(archive: Path) -> None:
     assert report.supervision is not None
     assert report.supervision.trials == 0
     assert [each.explained for each in report.supervision.deaths] == [False]
-
-
-async def test_what_compiles_again_leaves_the_quarantine(archive: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    await supervised(archive, "open_deadly", cache)
-    newer = await supervised(archive, "open_newer", cache)
-    assert newer.counts()[OutcomeStatus.COMPILED] == len(KEYS)
-    only = Subset(keys=frozenset([KEYS[4]]))
-    alone = await supervised(archive, "open_good", cache, subset=only, retry_quarantined=True)
-    assert alone.counts()[OutcomeStatus.COMPILED] == 1
-    kept = load_quarantine(cache, simulated_identity()).profile
-    assert kept is not None
-    assert {int(each.key, 16) for each in kept.culprits} == {KEYS[1], KEYS[7], KEYS[9]}
 
 
 async def test_errors_come_out_as_what_they_were(archive: Path, tmp_path: Path) -> None:
@@ -513,7 +505,7 @@ async def test_cancelling_saves_what_was_compiled(archive: Path, tmp_path: Path,
             await supervised(archive, "open_waiting", cache, None, told_by, batch_limit=1, save_policy=never)
     assert scope.cancelled_caught
     assert told[-1] >= len(KEYS) - 1
-    again = await supervised(archive, "open_good", cache)
+    again = await compiled(archive, cache, open_good)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
 
 
@@ -525,14 +517,13 @@ async def test_binaries_survive_the_death_of_a_worker_process(archive: Path, tmp
     with BinaryStore.open(folder) as store:
         assert store.set_aside == ""
         assert store.verify() == []
-    again = await supervised(archive, "open_good", folder, mode=CacheMode.BINARIES, retry_quarantined=True)
+    again = await compiled(archive, folder, open_good, mode=CacheMode.BINARIES, retry_quarantined=True)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS) - 4
     assert again.binaries is not None
     assert again.binaries.stored == 4
 
 
 def poison(folder: Path, count: int, data: bytes = b"poison") -> None:
-    """Give stored pipelines whole binaries that are no good."""
     with BinaryStore.open(folder) as store:
         (generation,) = (each.about for each in store.statistics().generations)
         bad = [
@@ -552,7 +543,7 @@ async def of_binaries(archive: Path, folder: Path, **options: Any) -> tuple[Comp
 
 
 async def test_binaries_that_end_the_driver_are_compiled_and_replaced(archive: Path, tmp_path: Path) -> None:
-    await of_binaries(archive, tmp_path)
+    await compiled(archive, tmp_path, open_poisoned, mode=CacheMode.BINARIES)
     poison(tmp_path, 1, b"glue")
     # Another worker could be between two calls of its own, and what it has would be tried.
     report, supervision = await of_binaries(archive, tmp_path, batch_limit=3, workers=1)
@@ -565,13 +556,12 @@ async def test_binaries_that_end_the_driver_are_compiled_and_replaced(archive: P
     (note,) = (each for each in report.notes if "stored binaries" in each)
     assert "compiled instead" in note
     # What was compiled is in the place of what was bad.
-    again, supervision = await of_binaries(archive, tmp_path)
+    again = await compiled(archive, tmp_path, open_poisoned, mode=CacheMode.BINARIES)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
-    assert supervision.deaths == ()
 
 
 async def test_after_two_deaths_nothing_is_created_from_binaries(archive: Path, tmp_path: Path) -> None:
-    await of_binaries(archive, tmp_path)
+    await compiled(archive, tmp_path, open_poisoned, mode=CacheMode.BINARIES)
     poison(tmp_path, len(KEYS))
     report, supervision = await of_binaries(archive, tmp_path, workers=1, batch_limit=1)
     assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)

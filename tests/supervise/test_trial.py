@@ -57,7 +57,6 @@ def open_nothing(request: DeviceRequest) -> SimulatedDevice:
 
 
 async def tried(archive: Path, name: str = "", stop: trio.Event | None = None) -> Trials:
-    """Try the pipelines of the small set."""
     limits = TrialLimits(opener=f"{__name__}:{name}" if name else "")
     options = CompileOptions(selector="simulated", trial_limits=limits)
     return await try_pipelines([str(archive)], JOBS, options, DeviceRequest(), stop)
