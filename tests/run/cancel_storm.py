@@ -72,13 +72,11 @@ class Moment(trio.abc.Instrument):
         return self.scope.__exit__(kind, error, trace)
 
     def before_task_step(self, _task: trio.lowlevel.Task) -> None:
-        """Count a step of any task."""
         self.steps += 1
         if self.steps == self.in_step:
             self._fire()
 
     def on_compile(self, _key: int) -> None:
-        """Count a compile, in the driver's thread."""
         self.compiles += 1
         if self.compiles == self.in_compile:
             self.token.run_sync_soon(self._fire)
@@ -92,7 +90,6 @@ class Moment(trio.abc.Instrument):
 
 
 async def storm(runs: int, seed: int) -> Storm:
-    """Cancel so many runs at random moments."""
     chance = random.Random(seed)
     totals = [0] * 5
     for _ in range(runs):
@@ -111,7 +108,6 @@ def random_image(chance: random.Random) -> CreateInfoImage:
 
 @cache
 def data_of(count: int) -> bytes:
-    """Data of a cache that holds the first pipelines."""
     device = SimulatedDevice()
     made = device.create_pipeline_cache()
     device.create_pipelines(
@@ -153,7 +149,6 @@ def random_primary(
 
 
 async def _one(chance: random.Random) -> tuple[int, int, int, int, int]:
-    """One run: (cancelled, stopped, folds, compiled, lost)."""
     mode = chance.choice([each for each in CacheMode if each is not CacheMode.BINARIES])
     image = random_image(chance)
     in_compile = chance.random() < 0.5
@@ -216,7 +211,6 @@ def check_compiled(device: SimulatedDevice, primary: PipelineCache | None, there
 
 
 def check_and_close(device: SimulatedDevice, prepared: PreparedPipelines) -> None:
-    """Nothing is left."""
     prepared.close()
     assert (device.live_caches, device.live_pipelines, device.live_prepared) == (0, 0, 0)
     device.close()

@@ -11,7 +11,6 @@ from tests.run.small_sets import MARKER, write_small_set
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """The first six compute pipelines of the sample."""
     path = tmp_path / "set.foz"
     write_small_set(path, 0, 6)
     return path
@@ -19,7 +18,6 @@ def archive(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A cache directory, into which nobody else may write."""
     path = tmp_path / "cache"
     path.mkdir(mode=0o700)
     return path

@@ -65,7 +65,6 @@ def fields_of(kind: Any) -> list[tuple[str, str, Any]]:
 
 
 def is_documented(kind: Any) -> bool:
-    """Whether a type has fields that are encoded."""
     is_struct = inspect.isclass(kind) and issubclass(kind, msgspec.Struct) and kind is not msgspec.Struct
     return is_struct or (inspect.isclass(kind) and attrs.has(kind))
 
@@ -82,7 +81,6 @@ def reachable(kind: type, seen: dict[type, None] | None = None) -> dict[type, No
 
 
 def leaves(hint: Any) -> Iterator[Any]:
-    """The types that a hint is made of."""
     arguments = () if typing.get_origin(hint) is np.ndarray else typing.get_args(hint)
     if not arguments:
         yield hint
@@ -91,7 +89,6 @@ def leaves(hint: Any) -> Iterator[Any]:
 
 
 def type_text(hint: Any) -> str:
-    """A type as the page says it."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hasattr(origin, "__value__"):  # numpy.typing.NDArray is an alias of its own kind from numpy 2.5 on
         return type_text(origin.__value__[arguments])
@@ -116,7 +113,6 @@ def type_text(hint: Any) -> str:
 
 
 def section(kind: type, heading: str) -> list[str]:
-    """The lines about a type."""
     words, described = parts_of(kind)
     lines = ["", f"## {heading}", "", words, "", "| field | type | |", "|---|---|---|"]
     for name, encoded, hint in fields_of(kind):
@@ -125,7 +121,6 @@ def section(kind: type, heading: str) -> list[str]:
 
 
 def headings(page: str) -> dict[type, str]:
-    """The types that a page describes, with their headings."""
     if page == "report":
         return {kind: kind.__name__ for kind in reachable(CompileReport)}
     roots = EVENTS if page == "control" else tuple(DOCUMENTS.values())

@@ -70,7 +70,6 @@ class WatchedDevice(SimulatedDevice):
     def create_pipelines(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *given: Any, **named: Any
     ) -> CreationBatch:
-        """Note, create, note."""
         mine = indices.tolist()
         with self._noting:
             self.inside.update(mine)
@@ -85,7 +84,6 @@ class WatchedDevice(SimulatedDevice):
         return batch
 
     def holds(self, indices: Sequence[int]) -> bool:
-        """Whether the driver has one of some pipelines now."""
         with self._noting:
             return any(self.inside[each] for each in indices)
 
@@ -106,11 +104,9 @@ class _Callers:
     taken: list[npt.NDArray[np.uint64]] = field(factory=list)
 
     def some(self) -> list[int]:
-        """A random part of the set."""
         return self.chance.sample(range(len(self.image)), self.chance.randint(1, len(self.image)))
 
     async def call(self, number: int, keep: bool) -> None:
-        """Be one caller."""
         # Each has its own chance, so that the order of steps changes nothing in what it does.
         chance = random.Random(self.chance.random())
         for _ in range(number):

@@ -38,7 +38,6 @@ TWO_APPLICATIONS = ({"name": "one"}, {"name": "two", "robust_buffer_access": Tru
 
 
 def compute_keys() -> list[int]:
-    """Keys of the sample's compute pipelines."""
     with Archive.open(sample_path()) as sample:
         return list(sample.keys(RecordTag.COMPUTE_PIPELINE))
 
@@ -85,20 +84,17 @@ class Watched(SimulatedDevice):
         self.on_step = on_step
 
     def prepare(self, *given: Any, **named: Any) -> SimulatedPipelines:
-        """See `Device.prepare`."""
         with self.observer.calling(DriverStep.OPEN):
             self.on_step("prepare")
         return super().prepare(*given, **named)
 
     def create_pipeline_cache(self, initial_data: bytes = b"", **named: Any) -> PipelineCache:
-        """See `Device.create_pipeline_cache`."""
         if named.get("name") == "primary":
             with self.observer.calling(DriverStep.LOAD if initial_data else DriverStep.CACHE):
                 self.on_step("primary")
         return super().create_pipeline_cache(initial_data, **named)
 
     def close(self) -> None:
-        """See `Device.close`."""
         with self.observer.calling(DriverStep.DESTROY):
             self.on_step("close")
         super().close()
@@ -114,7 +110,6 @@ class Opener:
     opened: list[SimulatedDevice] = field(factory=list)
 
     def __call__(self, request: DeviceRequest) -> SimulatedDevice:
-        """Open one."""
         identity = simulated_identity(driver_version=self.driver_version)
         device = SimulatedDevice(
             SimulatedOptions(identity=identity, bugs=self.bugs, request=request, **self.options)
@@ -124,7 +119,6 @@ class Opener:
 
     @property
     def device(self) -> SimulatedDevice:
-        """The last one."""
         return self.opened[-1]
 
 

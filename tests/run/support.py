@@ -43,14 +43,12 @@ class RefusingDevice(SimulatedDevice):
     """Calls with certain pipelines in them fail as a whole, by DriverError."""
 
     def __init__(self, refused: Mapping[int, int], options: SimulatedOptions | None = None) -> None:
-        """Refuse pipelines by index, each with a VkResult."""
         super().__init__(options)
         self.refused = refused
 
     def create_pipelines(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *given: Any, **named: Any
     ) -> CreationBatch:
-        """Fail, or create."""
         for index in indices.tolist():
             if index in self.refused:
                 raise DriverError("vkCreateGraphicsPipelines", self.refused[index], "VK_ERROR")
@@ -72,7 +70,6 @@ class Recorder:
         self.open = threading.Event()
 
     def __call__(self, key: int) -> None:
-        """Be called by the driver."""
         self.order.append(key)
         if key == self.hold:
             trio.from_thread.run_sync(self.entered.set)
@@ -114,7 +111,6 @@ def identified(
 
 
 def without(**features: Any) -> SimulatedOptions:
-    """Options of a device that lacks features."""
     return SimulatedOptions(features=evolve(simulated_features(), **features))
 
 
@@ -129,7 +125,6 @@ async def hits_of(data: bytes, count: int = 300) -> int:
 
 
 def check_sums(report: RunReport) -> None:
-    """What holds for every report."""
     counts = report.counts()
     assert sum(counts.values()) == len(report)
     by_kind = [report.counts(kind) for kind in PipelineKind]
@@ -158,7 +153,6 @@ def remaining(session: PipelineSession) -> npt.NDArray[np.int32]:
 
 
 def report_of(session: PipelineSession) -> RunReport:
-    """The report of a session that has ended."""
     assert session.report is not None
     check_sums(session.report)
     return session.report

@@ -285,25 +285,6 @@ async def test_binaries_are_destroyed_as_soon_as_nothing_needs_them(store: Binar
     device.close()
 
 
-async def test_images_that_are_prepared_twice_have_binaries_each(store: BinaryStore) -> None:
-    await run(store)
-    device, of, every = SimulatedDevice(), image(), np.arange(COUNT, dtype=np.int32)
-    source = HeldPipelines.of(device, store)
-    first, second = device.prepare(of), device.prepare(of)
-    # A run that was stopped before it created anything, and two others.
-    for prepared in (first, first, second):
-        source.pull_in(prepared)
-    assert device.live_binaries == 2 * 13
-    assert not device.create_pipelines(first, every, source).results.any()
-    assert device.live_binaries == 13
-    source.pull_in(first)
-    assert not device.create_pipelines(second, every, source).results.any()
-    assert device.compile_counts == {}
-    source.destroy()
-    assert device.live_binaries == 0
-    device.close()
-
-
 async def test_a_binary_that_is_refused_costs_its_pipelines_alone(
     store: BinaryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,6 @@ GROUP_SIZE = 37
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The host, built."""
     compiler = require_tool("gcc")
     require_header("vulkan/vulkan.h", "libvulkan-dev")
     program = tmp_path_factory.mktemp("host") / "binary_host"

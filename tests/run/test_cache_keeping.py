@@ -15,16 +15,15 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
-from orchestrator.devices.device import CacheMode, PipelineCache, PipelineSource
+from orchestrator.devices.device import CacheMode, PipelineCache
 from orchestrator.run.caches import CacheMerge
 from orchestrator.run.keeping import CacheKeeper
 from orchestrator.run.options import MergePolicy, SavePolicy
-from orchestrator.run.records import CacheFileRecord, CacheSave, CompileReport, SaveReason
+from orchestrator.run.records import CacheFileRecord, CompileReport, SaveReason
 from orchestrator.stores.cache_file import (
     LoadResult,
     LoadStatus,
     cache_path,
-    load_into_cache,
     save_cache_file,
 )
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
@@ -35,7 +34,6 @@ from tests.stores.faults.sets import (
     IDENTITY,
     OLD,
     OURS,
-    UNION,
     compile_keys,
     data_of,
     loaded_keys,
@@ -108,33 +106,6 @@ async def test_a_shared_cache_is_saved_while_pipelines_compile(
     assert not any(each.merged_with_others for each in report.cache_file.saves)
     assert any("while pipelines were compiled" in each for each in report.notes)
     assert hits(await compiled(archive, folder, Opener())) == 6
-
-
-async def test_a_stop_during_a_save_saves_what_that_one_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entered, go_on, again = threading.Event(), threading.Event(), threading.Event()
-
-    def attempt(self: CacheKeeper, primary: PipelineSource, reason: SaveReason, wait_s: float) -> CacheSave:
-        (again if entered.is_set() else entered).set()
-        assert go_on.wait(60)
-        return CacheSave(reason, saved_bytes=1)
-
-    monkeypatch.setattr(CacheKeeper, "_try", attempt)
-    policy = SavePolicy(growth_pipelines=1, pause_ns=10**15)
-    keeper = CacheKeeper(strict_device(), tmp_path, LoadResult(LoadStatus.MISSING, tmp_path), policy)
-    stop = trio.Event()
-    with trio.fail_after(60):
-        async with keeper.beside(strict_device().create_pipeline_cache(), stop):
-            keeper.progress(1)
-            await trio.to_thread.run_sync(entered.wait, 60)
-            keeper.progress(3)
-            stop.set()
-            await trio.testing.wait_all_tasks_blocked()  # whoever watches for the stop has asked
-            go_on.set()
-            assert await trio.to_thread.run_sync(again.wait, 60)
-    assert [each.reason for each in keeper.saves] == [SaveReason.GROWTH, SaveReason.SIGNAL]
-    assert keeper._decider.new_pipelines == 0
 
 
 async def test_stopping_saves_a_shared_cache_before_the_calls_in_flight_are_back(
@@ -289,19 +260,6 @@ def test_an_error_of_the_last_save_or_of_an_earlier_run_is_kept(folder: Path) ->
     assert keeper.summarize(replace(before, error="an earlier run")).error == "an earlier run"
 
 
-def test_merges_count_once_and_quiet_between_merges_counts(folder: Path) -> None:
-    path = cache_path(folder, IDENTITY)
-    policy = SavePolicy(quiet_ns=1, growth_pipelines=10**9, overdue_ns=10**15)
-    keeper, cache = keeping(path, OLD, policy)
-    size = keeper.device.pipeline_cache_size(cache)
-    keeper.merged(cache, CacheMerge((size,), size, 0, len(OLD)))
-    assert keeper.saves == []
-    keeper.merged(cache, CacheMerge((size,), size, 0))
-    assert [each.reason for each in keeper.saves] == [SaveReason.QUIET]
-    keeper.finish(cache, SaveReason.EXIT, len(OLD))
-    assert len(keeper.saves) == 1
-
-
 def test_a_cache_that_a_merge_found_empty_is_not_called_one_without_compiles(folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
     keeper, cache = keeping(path)
@@ -309,20 +267,6 @@ def test_a_cache_that_a_merge_found_empty_is_not_called_one_without_compiles(fol
     keeper.merged(cache, CacheMerge((size,), size, 0, 3))
     keeper.finish(cache, SaveReason.EXIT, 5)
     assert keeper.summarize(CacheFileRecord(path)).not_saved == "the driver's cache holds nothing"
-
-
-def test_what_others_saved_is_told_from_what_is_our_own(folder: Path) -> None:
-    path = cache_path(folder, IDENTITY)
-    keeper, cache = keeping(path, OURS)
-    keeper.finish(cache, SaveReason.EXIT, 1)
-    keeper.finish(cache, SaveReason.EXIT, 2)
-    assert not any(each.merged_with_others for each in keeper.saves)
-    save_cache_file(path, IDENTITY, data_of(OLD))
-    keeper.finish(cache, SaveReason.EXIT, 3)
-    assert keeper.saves[-1].merged_with_others
-    loaded, _ = load_into_cache(keeper.device, path)
-    assert loaded_keys(path)[0] == UNION
-    keeper.device.destroy_pipeline_cache(loaded)
 
 
 def test_what_was_left_as_it_is_counts_as_merged_with_nothing(folder: Path) -> None:

@@ -6,7 +6,6 @@ import shutil
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -42,11 +41,10 @@ def compiled(
     return trio.run(partial(small_sets.compiled, path, folder, selector=selector, mode=mode, workers=workers))
 
 
-def counts_of(path: str, selector: str, folder: str, mode: str) -> dict[str, Any]:
-    """For a process of its own: compile and give the counts."""
-    report = compiled(Path(path), selector, Path(folder), CacheMode(mode))
-    counts = {status.value: count for status, count in report.counts().items()}
-    return counts | {"saved": report.cache_file.saved_bytes}
+def counts_of(path: str, selector: str, places: list[list[str]]) -> list[dict[str, int]]:
+    """For a process of its own: compile in each folder and mode, and give the counts."""
+    reports = [compiled(Path(path), selector, Path(folder), CacheMode(mode)) for folder, mode in places]
+    return [{status.value: count for status, count in each.counts().items()} for each in reports]
 
 
 def check(report: CompileReport, corpus: Corpus, least: int | None) -> None:
@@ -91,14 +89,14 @@ def test_lavapipe_creates_what_others_create_and_keeps_nothing(corpus: Corpus, t
 
 @pytest.mark.driver(NAVI31)
 def test_another_family_hits_its_own_cache_and_refuses_the_other(corpora: Path, tmp_path: Path) -> None:
-    path = corpora / "placebo.foz"
+    path = corpora / "supertuxkart.foz"
     first = compiled(path, NAVI31, tmp_path)
     assert first.counts()[OutcomeStatus.COMPILED] > 0
     second = compiled(path, NAVI31, tmp_path)
-    assert second.counts()[OutcomeStatus.CACHE_HIT] == 184
+    assert second.counts()[OutcomeStatus.CACHE_HIT] == 28
 
     other = tmp_path / "other"
-    run_on_device(NAVI21, f"{__name__}:counts_of", str(path), NAVI21, str(other), "per-worker")
+    run_on_device(NAVI21, f"{__name__}:counts_of", str(path), NAVI21, [[str(other), "per-worker"]])
     (foreign,) = [each for each in other.iterdir() if each.is_file() and each.suffix == ".pipeline-cache"]
     refused = read_cache_file(foreign, second.device.identity)
     assert refused.status is LoadStatus.OTHER_DEVICE
@@ -120,18 +118,16 @@ def test_all_topologies_end_with_the_same_keys(corpora: Path, tmp_path: Path) ->
     """What each leaves in the primary, offered to a new process, is everything."""
     path = corpora / "supertuxkart.foz"
     expected = {"compiled": 0, "cache_hit": 28, "skipped": 0, "failed": 0, "not_run": 0}
-    for mode in (CacheMode.SHARED, CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL):
-        folder = tmp_path / mode.value
-        compiled(path, NAVI21, folder, mode)
-        for again in (CacheMode.SHARED, CacheMode.PER_WORKER):
-            found = run_on_device(
-                NAVI21, f"{__name__}:counts_of", str(path), NAVI21, str(folder), again.value
-            )
-            assert {name: found[name] for name in expected} == expected
+    modes = (CacheMode.SHARED, CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL)
+    for mode in modes:
+        compiled(path, NAVI21, tmp_path / mode.value, mode)
+    places = [[str(tmp_path / mode.value), again.value] for mode in modes for again in modes[:2]]
+    found = run_on_device(NAVI21, f"{__name__}:counts_of", str(path), NAVI21, places)
+    assert found == [expected] * len(places)
 
 
 @pytest.mark.driver(NAVI21)
-@pytest.mark.parametrize("name", ["supertuxkart", "sascha_rt", "wgpu"])
+@pytest.mark.parametrize("name", ["supertuxkart", "sascha_rt"])
 def test_binaries_make_a_set_again_without_compiling(corpora: Path, tmp_path: Path, name: str) -> None:
     first = compiled(corpora / f"{name}.foz", NAVI21, tmp_path, CacheMode.BINARIES)
     assert first.binaries is not None
@@ -148,26 +144,23 @@ def test_binaries_make_a_set_again_without_compiling(corpora: Path, tmp_path: Pa
         assert store.statistics().payload_bytes == first.binaries.stored_bytes
 
 
-def binaries_of(path: str, selector: str, folder: str) -> dict[str, int]:
-    """For a process of its own: compile in mode BINARIES and give the figures."""
-    report = compiled(Path(path), selector, Path(folder), CacheMode.BINARIES)
-    assert report.binaries is not None
-    return {
-        "created": report.binaries.created,
-        "pulled_in": report.binaries.pulled_in,
-        "compiled": report.counts()[OutcomeStatus.COMPILED],
-    }
+def binaries_of(path: str, selector: str, folder: str) -> list[list[int]]:
+    """For a process of its own: created, pulled in and compiled, of two runs in mode BINARIES."""
+    found = []
+    for _ in range(2):
+        report = compiled(Path(path), selector, Path(folder), CacheMode.BINARIES)
+        assert report.binaries is not None
+        counts = report.counts()
+        found.append([report.binaries.created, report.binaries.pulled_in, counts[OutcomeStatus.COMPILED]])
+    return found
 
 
 @pytest.mark.driver(NAVI21)
 def test_another_family_is_offered_no_binaries(corpora: Path, tmp_path: Path) -> None:
     path = corpora / "supertuxkart.foz"
     compiled(path, NAVI21, tmp_path, CacheMode.BINARIES)
-    for expected in (
-        {"created": 0, "pulled_in": 0, "compiled": 28},
-        {"created": 28, "pulled_in": 28, "compiled": 0},
-    ):
-        assert run_on_device(NAVI31, f"{__name__}:binaries_of", str(path), NAVI31, str(tmp_path)) == expected
+    found = run_on_device(NAVI31, f"{__name__}:binaries_of", str(path), NAVI31, str(tmp_path))
+    assert found == [[0, 0, 28], [28, 28, 0]]
     with BinaryStore.open(tmp_path) as store:
         keys = {each.about.global_key for each in store.statistics().generations}
         assert len(keys) == 2

@@ -40,7 +40,6 @@ class Case:
         self.part = write_small_set(self.half, 0, 2)
 
     async def begin(self) -> None:
-        """Save the part, or what the first call saved."""
         if not self.saved.exists():
             self.saved.mkdir(mode=0o700)
             await compiled(self.half, self.saved, Opener())
@@ -48,7 +47,6 @@ class Case:
         shutil.copytree(self.saved, self.cache)
 
     def check(self, opener: Opener, where: str) -> None:
-        """Nothing is left, and nothing is lost."""
         compiled_here: set[int] = set()
         for device in opener.opened:
             assert device.live_caches == 0, where

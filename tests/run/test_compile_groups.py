@@ -109,19 +109,16 @@ class Neighbours:
         return device
 
     def told(self, *steps: str) -> list[str]:
-        """Those events that are such steps."""
         return [each for each in self.events if each.endswith(steps)]
 
 
 @pytest.fixture(autouse=True)
 def enough_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is memory, whatever the machine has."""
     monkeypatch.setattr("orchestrator.run.compile.has_memory", lambda: True)
 
 
 @pytest.fixture
 def pair(tmp_path: Path) -> Path:
-    """A set of two groups, of two pipelines each."""
     path = write_applications(tmp_path / "pair.foz")
     with PipelineSet.open(path) as source:
         assert [len(each.pipelines) for each in source.groups] == [2, 2]

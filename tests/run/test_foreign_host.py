@@ -6,25 +6,15 @@ the driver's bytes only, without our header. Every process here has the driver's
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from orchestrator.devices.image import PipelineKind
-from orchestrator.sets.archive.reader import Archive
-from orchestrator.sets.archive.writer import ArchiveWriter
-from orchestrator.sets.authoring.manifest import load_manifest, pack_manifest
-from orchestrator.sets.groups import decode_link
-from orchestrator.sets.records import KIND_OF_TAG, RecordTag
 from tests.drivers import driver_environment, require_header, require_tool
 from tests.hosts.run_host import (
-    MANIFEST,
     SHADER_OBJECT,
-    SHADERS,
     Application,
     Host,
     HostRun,
@@ -51,7 +41,6 @@ Opened = Callable[..., HostRun]
 
 @pytest.fixture(scope="session")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
-    """The host, built."""
     compiler = require_tool("gcc")
     require_header("vulkan/vulkan.h", "libvulkan-dev")
     return Host.build(tmp_path_factory.mktemp("host"), compiler)
@@ -65,7 +54,6 @@ def environment(radv: str) -> dict[str, str]:
 
 @pytest.fixture
 def application(host: Host) -> Application:
-    """The application of the sample set."""
     return host.application(recorded_application("sample"))
 
 
@@ -170,72 +158,3 @@ def test_what_the_application_makes_hits_in_compile(
         assert len(saved.compiled) > 15
         assert compiled(found) < compiled_from_empty
         assert len(compiled_from_empty) - len(compiled(found)) == len(saved.compiled)
-
-
-def feature_tables(features: dict[str, dict[str, int]]) -> list[dict[str, object]]:
-    """Recorded features as a manifest names them."""
-    return [
-        {"structure": structure}
-        | {re.sub(r"(?=[A-Z])", "_", member).lower(): True for member, value in members.items() if value}
-        for structure, members in features.items()
-    ]
-
-
-def toml(value: object) -> str:
-    """A value of a manifest's application as TOML."""
-    match value:
-        case dict():
-            return "{ " + ", ".join(f"{key} = {toml(each)}" for key, each in value.items()) + " }"
-        case list():
-            return "[" + ", ".join(toml(each) for each in value) + "]"
-        case _:
-            return json.dumps(value)
-
-
-def packed(table: dict[str, object], folder: Path) -> str:
-    """The sample as a set of another application, ``[application]`` of its manifest: path of the archive."""
-    rows = "\n".join(f"{key} = {toml(value)}" for key, value in table.items())
-    text = MANIFEST.read_text("utf-8").replace('"shaders/', f'"{SHADERS}/')
-    text, replaced = re.subn(
-        r"(?ms)^\[application\]\n.*?(?=^\[)", lambda _: f"[application]\n{rows}\n\n", text
-    )
-    assert replaced == 1
-    manifest = folder / "set.toml"
-    manifest.write_text(text, "utf-8")
-    archive = manifest.with_suffix(".foz")
-    pack_manifest(manifest, archive)
-    return str(archive)
-
-
-@one_radv
-def test_two_applications_with_pipelines_of_their_own_each_hit_in_one_file(
-    run: Opened, host: Host, radv: str, environment: dict[str, str], tmp_path: Path
-) -> None:
-    features = feature_tables(recorded_application("sample")["features"])
-    shader_object = {"structure": "VkPhysicalDeviceShaderObjectFeaturesEXT", "shader_object": True}
-    manifest = {each.name: each for each in load_manifest(MANIFEST).pipelines}
-    is_compute = {name: each.kind is PipelineKind.COMPUTE for name, each in manifest.items()}
-    archives, own = [], []
-    for number, more in enumerate(([], [shader_object])):
-        own.append({each["name"] for each in host.pipelines if is_compute[each["name"]] is bool(number)})
-        folder = tmp_path / f"application{number}"
-        folder.mkdir()
-        table: dict[str, object] = {"name": folder.name, "features": [*features, *more]}
-        with Archive.open(packed(table, folder)) as whole, ArchiveWriter(folder / "own.foz") as part:
-            for tag in RecordTag:
-                for key in whole.keys(tag):
-                    payload = whole.payload(tag, key)
-                    # Links say which pipelines are the application's.
-                    of = decode_link(key, payload).tag if tag is RecordTag.APPLICATION_BLOB_LINK else tag
-                    if of not in KIND_OF_TAG or (of == RecordTag.COMPUTE_PIPELINE) is bool(number):
-                        part.add(tag, key, payload)
-        archives.append(str(folder / "own.foz"))
-    assert all(own)
-    document = compile_sets(archives, radv, tmp_path / "cache", environment)
-    saved = tmp_path / "payload.bin"
-    saved.write_bytes(strip_prefix_header(cache_file(document).read_bytes()))
-    for path, names in zip(archives, own, strict=True):
-        application = host.application(recorded_application(path))
-        for forbid in (False, True):
-            found = run(application, load=saved, forbid=forbid)
-            assert found.hits == names  # the other one's are keyed by another feature

@@ -32,7 +32,6 @@ LIBRARIES = {30: [3], 31: [30, 4]}
 
 
 def shaders_of(pipeline: int) -> tuple[int, int]:
-    """Neighbours share a shader, and all share another one."""
     return 1000 + pipeline // 2, 2000
 
 

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,14 @@ import numpy as np
 import pytest
 import trio
 
-from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT, CacheMode
-from orchestrator.devices.identified import SpirvProvider
+from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT
 from orchestrator.devices.opening import open_device
-from orchestrator.errors import ManifestError
-from orchestrator.run.compile import compile_set
-from orchestrator.run.options import CompileOptions
-from orchestrator.run.records import CompileReport, OutcomeStatus
+from orchestrator.run.records import OutcomeStatus
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.stores.run_notes import ShaderModuleIdentifierStore
 from tests.drivers import REPOSITORY, require_tool
-from tests.run.support import refuse
 
 PAGE = (REPOSITORY / "docs" / "identifiers.md").read_text("utf-8")
 EXAMPLES = dict(re.findall(r"```python example=(\w+)\n(.*?)```", PAGE, re.DOTALL))
@@ -45,7 +38,6 @@ def _examples_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def translator(name: str) -> Callable[..., Any]:
-    """A function of the example's translator."""
     found: Callable[..., Any] = getattr(importlib.import_module("translator"), name)
     return found
 
@@ -134,54 +126,3 @@ def test_a_loading_screen_translates_nothing_the_second_time(tmp_path: Path) -> 
     )
     assert (batch.feedback_flags & FEEDBACK_APPLICATION_CACHE_HIT).all()
     device.close()
-
-
-def test_what_a_module_without_code_cannot_say() -> None:
-    builder = PipelineSetBuilder(MemoryRecords())
-    module = builder.supplied_module(7, "compute")
-    assert builder.supplied_module(7, "compute") == module == 7
-    for key in (0, -1, 1 << 64):
-        with pytest.raises(ManifestError, match="a number from 1 to"):
-            builder.supplied_module(key, "compute")
-    with pytest.raises(ManifestError, match="declare the layout"):
-        builder.compute_pipeline("auto", module)
-    layout = builder.pipeline_layout()
-    with pytest.raises(ManifestError, match="no entry point 'other'"):
-        builder.compute_pipeline(layout, module, "other")
-    with pytest.raises(ManifestError, match="specialization constant"):
-        builder.compute_pipeline(layout, module, specialization={0: 1})
-
-
-@pytest.mark.driver(NAVI21)
-def test_binaries_of_whoever_has_the_code_are_found_by_identifiers_alone(tmp_path: Path) -> None:
-    """The same pipelines under other keys: the driver's key and identifiers find them."""
-    spirv_of, key_of = translator("spirv_of"), translator("key_of")
-    described = example("pipelines", "described")
-    records = MemoryRecords("with code")
-    builder = PipelineSetBuilder(records)
-    builder.application("my game")
-    modules = {shader: builder.shader_module(spirv_of(shader)) for shader in SHADERS}
-    for module in modules.values():
-        builder.compute_pipeline("auto", module)
-    options = CompileOptions(selector=NAVI21, mode=CacheMode.BINARIES, identifiers=True)
-
-    def compiled(source: PipelineSet) -> CompileReport:
-        return trio.run(partial(compile_set, source, options, cache_directory=tmp_path))
-
-    first = compiled(PipelineSet.from_records(records))
-    assert first.counts()[OutcomeStatus.COMPILED] == len(SHADERS)
-    # What the application has under its own keys, of its own revision.
-    algorithm = b"MESA-BLAKE3".ljust(16, b"\0")
-    known = ShaderModuleIdentifierStore(tmp_path, algorithm).read()
-    own = ShaderModuleIdentifierStore(tmp_path, algorithm, "own keys")
-    own.add(
-        {key_of(shader): known.of(np.array([module], np.uint64))[0] for shader, module in modules.items()}
-    )
-
-    bare = described(SHADERS)
-    assert set(bare.pipelines.keys.tolist()).isdisjoint(int(each.key) for each in first.pipelines)
-    second = compiled(bare.supplied_by(SpirvProvider(refuse, revision="own keys")))
-    assert second.failed == ()
-    assert second.counts()[OutcomeStatus.CACHE_HIT] == len(SHADERS)
-    assert second.binaries is not None
-    assert second.binaries.created == len(SHADERS)

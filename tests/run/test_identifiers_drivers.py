@@ -49,7 +49,6 @@ def compiled(source: PipelineSet, folder: Path, options: CompileOptions = OPTION
 
 
 def without_code(path: Path, folder: Path) -> Path:
-    """An archive of the same records, without shader modules."""
     target = folder / "without-code.foz"
     with PipelineSet.open(path) as source, ArchiveWriter(target) as writer:
         for tag in RecordTag:
@@ -114,10 +113,9 @@ def test_the_next_run_of_an_archive_reads_no_module(tmp_path: Path, corpora: Pat
 
 
 @pytest.mark.driver(NAVI21)
-@pytest.mark.parametrize("name", ["supertuxkart", "sample"])
-def test_binaries_need_no_spirv(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_binaries_need_no_spirv(tmp_path: Path) -> None:
     options = evolve(OPTIONS, mode=CacheMode.BINARIES)
-    path = set_path(name, request)
+    path = sample_path()
     with PipelineSet.open(path) as source:
         first = compiled(source, tmp_path, options)
     can = Subset(keys=frozenset(int(each.key) for each in first.pipelines if each.created))
@@ -125,7 +123,7 @@ def test_binaries_need_no_spirv(name: str, tmp_path: Path, request: pytest.Fixtu
         report = compiled(bare.supplied_by(SpirvProvider(refuse)), tmp_path, evolve(options, subset=can))
     assert created(report) == created(first)
     # Libraries without code have no binaries; links are made of what is there, and compile nothing.
-    codeless, links = (4, 32) if name == "sample" else (0, 0)
+    codeless, links = 4, 32
     assert report.counts()[OutcomeStatus.COMPILED] == codeless
     assert report.binaries is not None
     assert report.binaries.created == created(first) - codeless - links
@@ -174,7 +172,6 @@ def wrong_code(how: str, path: str, folder: str) -> dict[str, object]:
 
 
 def entry_of(code: bytes) -> int:
-    """The execution model of the first entry point."""
     words = np.frombuffer(code, "<u4")
     at = 5
     while words[at] & 0xFFFF != 15:

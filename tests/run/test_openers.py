@@ -16,7 +16,6 @@ from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.stores.cache_file import cache_path, read_cache_file
-from orchestrator.stores.culprits import Cause, Culprit, add_culprits
 from orchestrator.stores.profile_file import (
     KEY_PROFILE,
     KeyProfile,
@@ -43,22 +42,9 @@ def recorded(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def nobodys(tmp_path: Path) -> Path:
-    """Four compute pipelines of no application."""
     path = tmp_path / "nobodys.foz"
     write_pipelines(path, None)
     return path
-
-
-async def test_pipelines_in_quarantine_are_told(recorded: Path, folder: Path) -> None:
-    with PipelineSet.open(recorded) as source:
-        keys = [job.key for job in source.pipelines][:2]
-    for key in keys:
-        culprit = Culprit(key=f"{key:016x}", kind="compute", cause=Cause.SIGNAL, reason="it did", seen_at=1.0)
-        add_culprits(folder, IDENTITY, [culprit])
-    report = await compiled(recorded, folder, Opener())
-    (note,) = (each for each in report.notes if "in quarantine" in each)
-    assert note.startswith("2 pipelines are in quarantine: each ended the driver's process in an earlier run")
-    assert [each.reason for each in report.failed] == ["it did"] * 2
 
 
 def write_pipelines(path: Path, of: bytes | None) -> None:
@@ -77,7 +63,6 @@ def know(folder: Path, **changes: object) -> KeyProfile:
 
 
 def on(device: SimulatedDevice) -> set[str]:
-    """Those of our own features that are enabled."""
     return {
         member for struct, member in ORCHESTRATOR_FEATURES if device.capabilities.has_feature(struct, member)
     }

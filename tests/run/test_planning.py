@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from orchestrator.devices.device import CacheMode, Device
+from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import PipelineKind
-from orchestrator.devices.opening import open_device
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import DriverError
@@ -131,39 +128,15 @@ def test_the_second_run_reads_nothing_of_the_set(
     assert "read" not in [each.name for each in warm.stages]
 
 
-def compiled_by_radv(path: Path, folder: Path) -> CompileReport:
-    async def main() -> CompileReport:
-        options = CompileOptions(workers=2, selector=NAVI21)
-        with PipelineSet.open(path, indexed=False) as source:
-            return await compile_set(source, options, cache_directory=folder)
-
-    return trio.run(main)
-
-
-@pytest.mark.parametrize(
-    ("compiled", "opened"),
-    [
-        (compiled, opener()),
-        pytest.param(compiled_by_radv, partial(open_device, NAVI21), marks=pytest.mark.driver(NAVI21)),
-    ],
-    ids=["simulated", "radv"],
-)
 def test_what_is_in_quarantine_is_left_out_of_the_plan(
-    compiled: Callable[[Path, Path], CompileReport],
-    opened: Callable[..., Device],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with PipelineSet.open(sample_path()) as source:
         jobs = [job for job in source.pipelines if job.kind is PipelineKind.COMPUTE][:3]
-    with closing(opened(request=DeviceRequest())) as device:
-        culprits = [
-            Culprit(
-                key=f"{job.key:016x}", kind=job.kind.value, cause=Cause.SIGNAL, reason="SIGSEGV", seen_at=1.0
-            )
-            for job in jobs
-        ]
-        add_culprits(tmp_path, device.identity, culprits)
+    for job in jobs:
+        key, kind = f"{job.key:016x}", job.kind.value
+        culprit = Culprit(key=key, kind=kind, cause=Cause.SIGNAL, reason="SIGSEGV", seen_at=1.0)
+        add_culprits(tmp_path, opener()(DeviceRequest()).identity, [culprit])
     cold = compiled(sample_path(), tmp_path)
     assert {each.key for each in cold.failed} >= {job.key for job in jobs}
     assert any("3 pipelines are in quarantine" in each for each in cold.notes)
@@ -234,31 +207,33 @@ def test_a_device_that_answers_otherwise_is_decoded_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, -1])
-def test_a_damaged_plan_is_made_anew(at: int, tmp_path: Path) -> None:
-    cold = compiled(sample_path(), tmp_path)
+def test_a_damaged_plan_is_made_anew(at: int, archive: Path, tmp_path: Path) -> None:
+    cold = compiled(archive, tmp_path)
     whole = plan_bytes(tmp_path)
     damage_plan(tmp_path, at)
-    warm = compiled(sample_path(), tmp_path)
+    warm = compiled(archive, tmp_path)
     (note,) = told(warm)
     assert note.startswith(f"{ANEW}: it is damaged")
     assert_same_but_hits(cold, warm)
     assert plan_bytes(tmp_path) == whole
 
 
-def test_another_version_makes_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled(sample_path(), tmp_path)
+def test_another_version_makes_another_one(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled(archive, tmp_path)
     monkeypatch.setattr("orchestrator.run.planning.VERSION", "another")
-    report = compiled(sample_path(), tmp_path)
+    report = compiled(archive, tmp_path)
     assert "read" in [each.name for each in report.stages]
     assert plans(tmp_path) == 2
 
 
 def test_no_plan_is_kept_where_the_disk_is_nearly_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=1 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    report = compiled(sample_path(), tmp_path)
+    report = compiled(archive, tmp_path)
     (note,) = told(report)
     assert "the file system is nearly full" in note
     assert report.cache_file.saved_bytes
@@ -300,23 +275,23 @@ def test_no_plan_is_kept_of_a_set_that_changes_while_it_is_read(
     assert plans(tmp_path / "cache") == 0
 
 
-def test_a_plan_that_cannot_be_kept_is_a_note(tmp_path: Path) -> None:
+def test_a_plan_that_cannot_be_kept_is_a_note(archive: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
-    report = compiled(sample_path(), tmp_path / "cache")
+    report = compiled(archive, tmp_path / "cache")
     (note,) = told(report)
     assert note.startswith("the plan of the set was not kept: ")
     assert "chmod go-w" in note
     assert plans(tmp_path / "cache") == 0
 
 
-def test_no_plan_where_none_is_wanted_or_nothing_is_kept(tmp_path: Path) -> None:
-    compiled(sample_path(), tmp_path, plan=False)
+def test_no_plan_where_none_is_wanted_or_nothing_is_kept(archive: Path, tmp_path: Path) -> None:
+    compiled(archive, tmp_path, plan=False)
     assert plans(tmp_path) == 0
-    compiled(sample_path(), tmp_path)
+    compiled(archive, tmp_path)
     assert plans(tmp_path) == 1
-    assert "read" in [each.name for each in compiled(sample_path(), tmp_path, plan=False).stages]
-    compiled(sample_path(), tmp_path / "none", mode=CacheMode.NONE)
+    assert "read" in [each.name for each in compiled(archive, tmp_path, plan=False).stages]
+    compiled(archive, tmp_path / "none", mode=CacheMode.NONE)
     assert not (tmp_path / "none").exists()
 
 

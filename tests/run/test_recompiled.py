@@ -53,12 +53,12 @@ def test_what_was_compiled_before_is_told_from_what_is_new(image: CreateInfoImag
     assert "were compiled although the store of binaries was loaded" in words
 
 
-def test_a_run_says_so(tmp_path: Path) -> None:
+def test_a_run_says_so(archive: Path, tmp_path: Path) -> None:
     """The cache of one part in place of the whole's: times are known, and nothing is found of the rest."""
 
     def notes(directory: str, subset: Subset = WHOLE) -> list[str]:
         place, opener = tmp_path / directory, lambda _: SimulatedDevice()
-        report = trio.run(partial(compiled, sample_path(), place, opener, subset=subset, workers=1))
+        report = trio.run(partial(compiled, archive, place, opener, subset=subset, workers=1))
         return [each for each in report.notes if "although the cache" in each]
 
     assert not notes("whole")

@@ -39,12 +39,10 @@ class MergesBetweenBatches:
         self.merges = threading.Semaphore(0)
 
     def __call__(self, key: int) -> None:
-        """Be called by the driver before it compiles."""
         if key in self.keys:
             assert self.merges.acquire(timeout=60)
 
     def merged(self, _primary: PipelineSource, _merge: CacheMerge) -> None:
-        """Be called after a merge."""
         self.merges.release()
 
 

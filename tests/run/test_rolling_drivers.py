@@ -27,7 +27,7 @@ OFTEN = MergePolicy(rolling=True, batches=2, age_ns=None)
 
 
 def run_sample(selector: str, mode: str, rolling: bool, keep: str, start: str = "") -> dict[str, Any]:
-    """In a process of its own: run a third of the sample from data in one file, and keep it in another."""
+    """In a process of its own: run a quarter of the sample from data in one file, and keep it in another."""
     data = Path(start).read_bytes() if start else b""
 
     async def main() -> dict[str, Any]:
@@ -36,7 +36,7 @@ def run_sample(selector: str, mode: str, rolling: bool, keep: str, start: str = 
             try:
                 if CacheMode(mode) is CacheMode.TWO_LEVEL and not device.features.compile_required:
                     return {"unsupported": "it cannot fail instead of compiling"}
-                some = source.pipelines[::3]
+                some = source.pipelines[::4]
                 prepared = device.prepare(build_image(source, some, device.capabilities).image)
                 read: list[int] = []
 
@@ -77,7 +77,6 @@ def run_sample(selector: str, mode: str, rolling: bool, keep: str, start: str = 
 def sample_on(
     selector: str, mode: str, keep: Path, *, rolling: bool, start: Path | None = None
 ) -> dict[str, Any]:
-    """Run it there; skips where the device cannot."""
     arguments = (selector, mode, rolling, str(keep), "" if start is None else str(start))
     found: dict[str, Any] = run_on_device(selector, f"{__name__}:run_sample", *arguments)
     if "unsupported" in found:
@@ -87,33 +86,27 @@ def sample_on(
 
 
 @pytest.mark.driver(NAVI21)
-@pytest.mark.parametrize("mode", ["per-worker", "two-level"])
-def test_a_rolling_merge_leaves_what_the_barrier_leaves(mode: str, tmp_path: Path) -> None:
-    barrier, rolled = tmp_path / "barrier", tmp_path / "rolled"
-    at_barrier = sample_on(NAVI21, "per-worker", barrier, rolling=False)
-    rolling = sample_on(NAVI21, mode, rolled, rolling=True)
-    assert rolling["warnings"] == []
-    assert rolling["folds"] > 3
-    # The primary only grows; what counts entries in it may take some bytes more or less.
-    assert all(later > earlier - 64 for earlier, later in pairwise(rolling["read"]))
+def test_a_rolling_merge_leaves_what_the_barrier_leaves(tmp_path: Path) -> None:
+    at_barrier = sample_on(NAVI21, "per-worker", tmp_path / "barrier", rolling=False)
     created = at_barrier["compiled"] + at_barrier["hits"]
-    assert rolling["compiled"] + rolling["hits"] == created
-    for data in (barrier, rolled):
-        found = sample_on(NAVI21, "shared", tmp_path / "again", rolling=False, start=data)
+    for mode in ("per-worker", "two-level"):
+        rolling = sample_on(NAVI21, mode, tmp_path / mode, rolling=True)
+        assert rolling["warnings"] == []
+        assert rolling["folds"] > 3
+        # The primary only grows; what counts entries in it may take some bytes more or less.
+        assert all(later > earlier - 64 for earlier, later in pairwise(rolling["read"]))
+        assert rolling["compiled"] + rolling["hits"] == created
+        assert abs(rolling["bytes"] - at_barrier["bytes"]) < 1024
+    # Another process finds everything in each, by a look-up of both levels, too.
+    for data, mode in (("per-worker", "shared"), ("two-level", "two-level")):
+        again = tmp_path / "again"
+        found = sample_on(NAVI21, mode, again, rolling=mode == "two-level", start=tmp_path / data)
         assert (found["compiled"], found["hits"]) == (0, created)
-    assert abs(rolling["bytes"] - at_barrier["bytes"]) < 1024
-
-
-@pytest.mark.driver(NAVI21)
-def test_two_levels_hit_everything_from_a_saved_cache(tmp_path: Path) -> None:
-    first = sample_on(NAVI21, "two-level", tmp_path / "data", rolling=True)
-    again = sample_on(NAVI21, "two-level", tmp_path / "again", rolling=True, start=tmp_path / "data")
-    assert (again["compiled"], again["hits"]) == (0, first["compiled"] + first["hits"])
-    assert again["folds"] == 0, "nothing new, nothing to merge"
+        assert found["folds"] == 0, "nothing new, nothing to merge"
 
 
 @pytest.mark.driver("lavapipe")
 def test_two_levels_on_a_driver_whose_cache_keeps_nothing(tmp_path: Path) -> None:
     found = sample_on("lavapipe", "two-level", tmp_path / "data", rolling=True)
-    assert found["compiled"] > 60
+    assert found["compiled"] > 45
     assert any("keeps nothing" in warning for warning in found["warnings"])

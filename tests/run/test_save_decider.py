@@ -17,14 +17,6 @@ def decider() -> SaveDecider:
     return SaveDecider(POLICY)
 
 
-def test_nothing_is_due_when_nothing_was_created() -> None:
-    one = decider()
-    one.loaded(5000)
-    one.created(0, 0, 6000)
-    assert one.due(10**9) is None
-    assert not one.is_free
-
-
 def test_quiet_is_counted_from_the_last_pipeline() -> None:
     one = decider()
     one.created(0, 1)
@@ -53,26 +45,6 @@ def test_creation_that_is_never_quiet_is_saved_all_the_same() -> None:
         one.created(now, 1)
         assert one.due(now) is None
     assert one.due(100) is SaveReason.OVERDUE
-
-
-def test_an_end_waits_for_nothing_but_a_save_that_is_under_way() -> None:
-    one = decider()
-    one.created(0, 1)
-    free = [one.is_free]
-    one.started()
-    free.append(one.is_free)
-    one.ended(1, worked=False)
-    assert one.due(2) is None
-    assert [*free, one.is_free] == [True, False, True]
-
-
-def test_a_cache_without_content_is_never_due() -> None:
-    one = decider()
-    one.created(0, 500, 36)  # what RADV gives for an empty one
-    assert one.due(10**9) is None
-    assert not one.is_free
-    one.created(1, 0, 65)
-    assert one.is_free
 
 
 @pytest.mark.parametrize(
@@ -125,7 +97,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(events=st.lists(st.tuples(st.integers(0, 40), EVENTS), max_size=12))
 def test_any_sequence_of_events(events: list[tuple[int, list[tuple[int, int | None] | str]]]) -> None:
     """Against a model that knows which pipelines are safe: never due without need, and none is forgotten."""

@@ -189,30 +189,6 @@ async def test_a_submission_that_is_given_up_leaves_what_was_taken() -> None:
     assert sorted(device.compile_counts) == [0, 1, 2, 3, 4]
 
 
-async def test_followers_share_an_outcome_in_a_session_too() -> None:
-    device = SimulatedDevice()
-    prepared = device.prepare(
-        simulated_image(range(40), modules={index: [index % 10] for index in range(40)})
-    )
-    async with open_session(
-        device,
-        prepared,
-        RunOptions(workers=2, schedule=ScheduleOptions(followers=Followers.SHARE)),
-        pipeline_keys=[b"key %d" % (index % 10) for index in range(40)],
-    ) as session:
-        first = await session.submit(range(20))
-        assert {each.status for each in await first.wait()} == {OutcomeStatus.COMPILED}
-        # Their leaders were created before they came.
-        second = await session.submit(range(20, 40))
-        assert {each.status for each in await second.wait()} == {OutcomeStatus.COMPILED}
-        assert session.progress.done == 40
-    report = report_of(session)
-    assert len(device.compile_counts) == 10
-    assert report.compiled == 40
-    assert int(np.count_nonzero(report.pipelines.worker < 0)) == 30
-    assert any("30 pipelines are the same work" in note for note in report.notes)
-
-
 @pytest.mark.parametrize("fails", [False, True])
 async def test_what_follows_from_another_outcome_is_there_when_its_ticket_is_done(fails: bool) -> None:
     device = RefusingDevice({0: -1}) if fails else SimulatedDevice()

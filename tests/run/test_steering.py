@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import trio
 
 from orchestrator.devices.simulated import simulated_image
 from orchestrator.run.exchange import BatchResult, Exchange
@@ -22,7 +21,6 @@ class FakeClock:
     now_ns = 7
 
     def __call__(self) -> int:
-        """Now."""
         return self.now_ns
 
 
@@ -92,39 +90,3 @@ async def test_what_does_not_fit_starts_once_a_frame_and_not_beside_another() ->
     assert steered.request(0, first, 21 * MS) == Wait(), "the frame is over"
     steered.exchange.limit_time(4 * MS)
     assert len(steered.requested(1).indices) == 1
-
-
-async def test_the_end_of_a_batch_wakes_only_who_waits_for_it() -> None:
-    steered = Steered(workers=3, libraries={9: [3]})
-    steered.enter((3, 9))
-    woken: list[int] = []
-
-    async def waiter(number: int, seen: int) -> None:
-        await steered.exchange.wait_changed(seen)
-        woken.append(number)
-
-    async with trio.open_nursery() as nursery:
-        library = steered.requested(0)
-        answer, seen = steered.exchange.swap(1)
-        assert answer == Wait()
-        # It waits for the library: whoever ends that gives it something to do.
-        assert not steered.exchange.at_rest
-        nursery.start_soon(waiter, 1, seen)
-        await trio.testing.wait_all_tasks_blocked()
-        dependent = steered.requested(0, library)
-        await trio.testing.wait_all_tasks_blocked()
-        assert woken == [1]
-        answer, seen = steered.exchange.swap(2)
-        assert answer == Wait()
-        nursery.start_soon(waiter, 2, seen)
-        await trio.testing.wait_all_tasks_blocked()
-        # Nothing is queued: nobody is woken.
-        assert steered.request(0, dependent) == Wait()
-        await trio.testing.wait_all_tasks_blocked()
-        assert woken == [1]
-        before = steered.exchange.at_rest
-        assert steered.request(1) == Wait()
-        assert (before, steered.exchange.at_rest) == (False, True)
-        steered.enter((5,))
-        await trio.testing.wait_all_tasks_blocked()
-        assert woken == [1, 2], "something new wakes whoever waits"

@@ -129,7 +129,6 @@ class LayeredRun:
 
 
 def parse_log(text: str) -> tuple[Message, ...]:
-    """The messages of a log."""
     messages: list[tuple[str, list[str]]] = []
     for number, line in enumerate(text.splitlines(), 1):
         beginning = _BEGINNING.search(line)
