@@ -22,10 +22,9 @@ from attrs import frozen
 from orchestrator.cli.output import take_display
 from orchestrator.cli.program import main
 from orchestrator.sets.archive.reader import RECORD_SIZE, Archive
-from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.records import RecordTag
-from orchestrator.sets.sample import sample_path
 from tests.drivers import REPOSITORY
+from tests.run.small_sets import write_small_set
 
 
 @frozen
@@ -128,21 +127,11 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-def write_computing_set(path: Path) -> None:
-    """Write the sample set without its graphics and ray-tracing pipelines."""
-    with Archive.open(sample_path()) as sample, ArchiveWriter(path) as writer:
-        for tag in RecordTag:
-            if tag in (RecordTag.GRAPHICS_PIPELINE, RecordTag.RAY_TRACING_PIPELINE):
-                continue
-            for key in sample.keys(tag):
-                writer.add(tag, key, sample.payload(tag, key))
-
-
 @pytest.fixture
 def small_set(tmp_path: Path) -> Path:
     """An archive of a few compute pipelines of the sample set, with all that they refer to."""
     path = tmp_path / "small.foz"
-    write_computing_set(path)
+    write_small_set(path, 0, 16)
     return path
 
 
@@ -150,7 +139,7 @@ def small_set(tmp_path: Path) -> Path:
 def compiled_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache directory of a compile of the small set on the simulated device, for copies."""
     folder = tmp_path_factory.mktemp("compiled")
-    write_computing_set(folder / "small.foz")
+    write_small_set(folder / "small.foz", 0, 16)
     options = ("-d", "simulated", "--in-process", "-q", "--cache-dir", str(folder / "cache"))
     assert main(["compile", str(folder / "small.foz"), *options]) == 0
     return folder / "cache"
@@ -181,6 +170,7 @@ def damaged_set(small_set: Path) -> tuple[Path, int]:
 def cut_set(small_set: Path) -> Path:
     """The small set, cut in the middle of a record."""
     path = small_set.with_name("cut.foz")
-    content = small_set.read_bytes()
-    path.write_bytes(content[: len(content) * 6 // 10])
+    with Archive.open(small_set) as archive:
+        offset = archive.offset(RecordTag.COMPUTE_PIPELINE, archive.keys(RecordTag.COMPUTE_PIPELINE)[8])
+    path.write_bytes(small_set.read_bytes()[: offset + RECORD_SIZE + 3])
     return path

@@ -6,18 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import program
 from orchestrator.cli.application import VERBS, app, parse
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.program import main
 from orchestrator.errors import ExternalSynchronizationError
 from orchestrator.version import VERSION
 from tests.cli.conftest import Call, run_program
 from tests.drivers import REPOSITORY, run_on_device
 
+_QUANTITY = re.compile(r"such as (?:\d+(?:ms|s|m|h|d|M|G)\b|.{0,12}\b\d+[MG]\b)")
+
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_help_shows_examples_that_parse(call: Call, verb: str) -> None:
+def test_help_shows_examples_that_parse_and_says_what_a_number_alone_means(
+    call: Call, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
     done = call(verb, "--help")
     assert done.code == ExitCode.OK
     assert "EXAMPLES" in done.out
@@ -30,38 +33,40 @@ def test_help_shows_examples_that_parse(call: Call, verb: str) -> None:
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
         assert command.__name__ == f"{verb}_verb"
         assert "--json" not in words or bound.arguments["json"] is True
+    options = [each for each in done.out.splitlines() if each.startswith("│") and "--" in each]
+    quantities = [each for each in options if _QUANTITY.search(each)]
+    for each in quantities:
+        assert re.search("number alone is (seconds|bytes|days)", each), each
+    expected = {"compile": 5, "prune": 2, "binaries": 2, "bench": 1, "calibrate": 1, "doctor": 1}
+    assert len(quantities) == expected.get(verb, 0)
+    names = {name for each in app[verb].assemble_argument_collection() for name in each.names}
+    assert not names & {"-v", "--verbose", "--color", "--no-progress", "-q", "--quiet"}  # of all verbs
+    assert [each for each in names if each.startswith("--empty")] == []
 
 
 def test_help_names_the_verbs_and_the_exit_codes(call: Call) -> None:
+    assert "Usage: orchestrator COMMAND" in call().out
+    assert call("--version").out.strip() == VERSION
     done = call("--help")
     assert done.code == ExitCode.OK
     assert all(verb in done.out for verb in VERBS)
     assert all(re.search(rf"^ +{int(code)} +\S", done.out, re.MULTILINE) for code in ExitCode)
 
 
-def test_without_a_verb_there_is_help(call: Call) -> None:
-    assert "Usage: orchestrator COMMAND" in call().out
-
-
-def test_version(call: Call) -> None:
-    assert call("--version").out.strip() == VERSION
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["bogus"],
-        ["compile"],
-        ["compile", "sample", "--mode", "fast"],
-        ["compile", "sample", "--workers", "many"],
-        ["list", "sample", "--nope"],
-        ["pack", "a.toml"],
-        ["inspect"],
+        "bogus",
+        "compile",
+        "compile sample --mode fast",
+        "compile sample --workers many",
+        "list sample --nope",
+        "pack a.toml",
+        "inspect",
     ],
-    ids=" ".join,
 )
-def test_wrong_usage_ends_with_two_and_says_where_help_is(call: Call, arguments: list[str]) -> None:
-    done = call(*arguments)
+def test_wrong_usage_ends_with_two_and_says_where_help_is(call: Call, arguments: str) -> None:
+    done = call(*arguments.split())
     assert done.code == ExitCode.BAD_INPUT
     assert done.err.startswith("error: ")
     assert "next:  " in done.err
@@ -95,17 +100,6 @@ def test_a_bug_shows_its_traceback(monkeypatch: pytest.MonkeyPatch, call: Call, 
     assert done.document["error"]["kind"] == "bug"
 
 
-def test_an_interrupt_outside_of_a_compile(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(program, "_run", interrupted)
-    assert main(["devices"]) == ExitCode.INTERRUPTED
-    assert capsys.readouterr().err == "error: interrupted before it was done\n"
-
-
 # As Python imports this at its start, a signal comes when the program loads a module, and only then.
 _SIGNAL_AT_IMPORT = """
 import os, signal, sys
@@ -128,9 +122,7 @@ sys.meta_path.insert(0, Finder())
     ],
     ids=" ".join,
 )
-def test_a_signal_while_the_program_is_loaded_ends_it_with_a_document(
-    modules: list[str], tmp_path: Path
-) -> None:
+def test_a_signal_while_it_is_loaded_ends_it_with_a_document(modules: list[str], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(_SIGNAL_AT_IMPORT.format(modules=modules))
     done = run_program(
         "devices", "-d", "simulated", "--json", environment={"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
@@ -152,13 +144,6 @@ def main():
     assert sorted(loaded & {"numpy", "trio", "plotly", "cffi", "_cffi_backend"}) == []
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_no_option_empties_a_list(verb: str) -> None:
-    names = [name for each in app[verb].assemble_argument_collection() for name in each.names]
-    assert [each for each in names if each.startswith("--empty")] == []
-
-
-@pytest.mark.parametrize("name", ["[1].foz", '["a"]', "[]", '{"a": 1}'])
 @pytest.mark.parametrize(
     ("before", "parameter"),
     [
@@ -169,6 +154,7 @@ def test_no_option_empties_a_list(verb: str) -> None:
         (["verify"], "paths"),
     ],
 )
-def test_a_file_with_a_name_like_json_is_that_file(before: list[str], parameter: str, name: str) -> None:
-    _, bound = parse([*before, name])
-    assert [os.fspath(each) for each in bound.arguments[parameter]] == [name]
+def test_a_file_with_a_name_like_json_is_that_file(before: list[str], parameter: str) -> None:
+    for name in ("[1].foz", '["a"]', "[]", '{"a": 1}'):
+        _, bound = parse([*before, name])
+        assert [os.fspath(each) for each in bound.arguments[parameter]] == [name]

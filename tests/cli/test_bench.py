@@ -29,17 +29,15 @@ from tests.bench.support import done_here, failure, series
 from tests.cli.conftest import Call
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("90s", 90), ("20m", 1200), ("2h", 7200), ("1.5", 1.5), ("3min", 180)]
-)
-def test_time_limits(text: str, seconds: float) -> None:
-    assert time_limit_seconds(text) == seconds
+def test_time_limits() -> None:
+    for text, seconds in (("90s", 90), ("20m", 1200), ("2h", 7200), ("1.5", 1.5), ("3min", 180)):
+        assert time_limit_seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "soon", "5 s", "1d", "nan"])
-def test_time_limits_that_are_none(text: str) -> None:
-    with pytest.raises(UsageError, match="--time-limit"):
-        time_limit_seconds(text)
+def test_time_limits_that_are_none() -> None:
+    for text in ("", "0", "-1", "soon", "5 s", "1d", "nan"):
+        with pytest.raises(UsageError, match="--time-limit"):
+            time_limit_seconds(text)
 
 
 @pytest.fixture
@@ -201,7 +199,7 @@ def test_what_failed_and_how_few_there_are_is_in_the_table(
         (["--trace", "/dev/full"], "/dev/full: cannot be written: it is no regular file"),
     ],
 )
-def test_usage_is_checked_before_anything_runs(
+def test_usage_is_checked_first(
     call: Call, small_set: Path, tmp_path: Path, options: list[str], words: str
 ) -> None:
     done = call("bench", small_set, "-d", "simulated", "-o", tmp_path / "out", *options)
@@ -210,21 +208,18 @@ def test_usage_is_checked_before_anything_runs(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["results.jsonl", "results.jsonl.lock", "report.csv", "report.md", "report.html"]
-)
-def test_a_timeline_is_not_written_over_the_results(
-    call: Call, small_set: Path, tmp_path: Path, name: str
-) -> None:
-    out = results(tmp_path / "out")
-    path = out / name
-    path.touch()
-    before, link = path.read_bytes(), tmp_path / "link"
-    link.symlink_to(path)
-    for each in (path, link):
-        done = call("bench", small_set, "-d", "simulated", "-o", out, "--trace", each)
-        assert (done.code, f"cannot be written: this command writes {path} itself" in done.err) == (2, True)
-    assert path.read_bytes() == before
+def test_a_timeline_is_not_written_over_the_results(call: Call, small_set: Path, tmp_path: Path) -> None:
+    out, link = results(tmp_path / "out"), tmp_path / "link"
+    link.symlink_to(out / "report.md")
+    for name in ("results.jsonl", "results.jsonl.lock", "report.csv", "report.md", "report.html"):
+        path = out / name
+        path.touch()
+        before = path.read_bytes()
+        for each in (path, link) if name == "report.md" else (path,):
+            done = call("bench", small_set, "-d", "simulated", "-o", out, "--trace", each)
+            assert done.code == ExitCode.BAD_INPUT
+            assert f"cannot be written: this command writes {path} itself" in done.err
+        assert path.read_bytes() == before
 
 
 def test_a_file_in_place_of_the_results_is_named_once(call: Call, small_set: Path, tmp_path: Path) -> None:
@@ -236,7 +231,7 @@ def test_a_file_in_place_of_the_results_is_named_once(call: Call, small_set: Pat
         assert f"error: {file}: cannot be a directory for results: File exists\n" in done.err
 
 
-def test_of_a_damaged_set_the_rest_is_measured_and_that_is_said(
+def test_of_a_damaged_set_the_rest_is_measured_and_told(
     call: Call, cut_set: Path, tmp_path: Path, here: Callable[[], None]
 ) -> None:
     here()
@@ -247,7 +242,7 @@ def test_of_a_damaged_set_the_rest_is_measured_and_that_is_said(
     assert "the rest is measured" in done.err.splitlines()[-1]
 
 
-def test_a_start_that_no_mode_has_is_told(
+def test_a_start_of_no_mode_is_told(
     call: Call, small_set: Path, tmp_path: Path, here: Callable[[], None]
 ) -> None:
     here()
@@ -305,8 +300,14 @@ def test_compare_closes_a_gate(call: Call, tmp_path: Path) -> None:
         assert cell["time"]["judgement"] == judgement
     assert call("compare", before, few, "--fail-on", "undecided").code == 1
     assert call("compare", before, same, "--fail-on", "undecided").code == 0
-    (document,) = call("compare", before, slower, "--json").document["files"]
-    assert document["slower"] == 1
+    done = call("compare", before, same, slower)
+    assert done.code == 1
+    assert all(f"{before} -> {each}" in done.out for each in (same, slower))
+    several = call("compare", before, same, slower, "--json").document
+    assert several["before"] == str(before)
+    (equal, document) = several["files"]
+    found = [(each["path"], each["slower"]) for each in (equal, document)]
+    assert found == [(str(same), 0), (str(slower), 1)]
     assert document["cells"][0]["time"]["median"] == pytest.approx(1.5)
     assert document["cells"][0]["time"]["judgement"] == "higher"
 
@@ -334,33 +335,15 @@ def test_what_failed_or_is_missing_does_not_pass_a_gate(call: Call, tmp_path: Pa
     assert [(each["mode"], each["reason"]) for each in document["failed"]] == [("shared", "it broke")]
 
 
-def test_a_run_that_refuses_pipelines_is_not_passed_off_as_fast(call: Call, tmp_path: Path) -> None:
+def test_a_run_that_refuses_or_skips_pipelines_is_not_passed_off_as_fast(call: Call, tmp_path: Path) -> None:
+    """Those that a new driver crashed on are in quarantine, and the rest is as fast as before."""
     before, half = results(tmp_path / "a"), results(tmp_path / "b", 0.5, created=500, failed=500)
-    for gate, code in (("slower", 1), ("undecided", 1), ("change", 1), ("never", 0)):
+    skipping = results(tmp_path / "c", skipped=14)
+    for gate, code, skipped in (("slower", 1, 0), ("undecided", 1, 1), ("change", 1, 1), ("never", 0, 0)):
         assert call("compare", before, half, "--fail-on", gate).code == code
+        assert call("compare", before, skipping, "--fail-on", gate).code == skipped
     (document,) = call("compare", before, half, "--json").document["files"]
     assert (document["slower"], document["refused_added"], document["skipped_added"]) == (0, 500, 0)
-
-
-def test_pipelines_that_are_skipped_do_not_pass_a_gate(call: Call, tmp_path: Path) -> None:
-    """Those that a new driver crashed on are in quarantine, and the rest is as fast as before."""
-    before, after = results(tmp_path / "a"), results(tmp_path / "b", skipped=14)
-    for gate, code in (("slower", 0), ("undecided", 1), ("change", 1), ("never", 0)):
-        assert call("compare", before, after, "--fail-on", gate).code == code
-
-
-def test_compare_holds_several_against_the_first(call: Call, tmp_path: Path) -> None:
-    first, same, slower = results(tmp_path / "a"), results(tmp_path / "b"), results(tmp_path / "c", 1.5)
-    done = call("compare", first, same, slower)
-    assert done.code == 1
-    assert f"{first} -> {same}" in done.out
-    assert f"{first} -> {slower}" in done.out
-    document = call("compare", first, same, slower, "--json").document
-    assert document["before"] == str(first)
-    assert [(each["path"], each["slower"]) for each in document["files"]] == [
-        (str(same), 0),
-        (str(slower), 1),
-    ]
 
 
 def test_compare_pairs_the_devices_that_are_chosen(call: Call, tmp_path: Path) -> None:

@@ -48,9 +48,7 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("instant")
-def test_of_a_damaged_set_the_rest_is_measured_and_that_is_said(
-    call: Call, cut_set: Path, tmp_path: Path
-) -> None:
+def test_of_a_damaged_set_the_rest_is_measured_and_told(call: Call, cut_set: Path, tmp_path: Path) -> None:
     done = call("calibrate", "--set", cut_set, "--device", "simulated", "--cache-dir", tmp_path / "caches")
     assert done.code == ExitCode.PIPELINES_FAILED
     assert "damaged: 1 place of" in done.err.splitlines()[0]
@@ -58,39 +56,36 @@ def test_of_a_damaged_set_the_rest_is_measured_and_that_is_said(
 
 
 @pytest.mark.usefixtures("instant")
-def test_verdicts_are_said_and_kept_and_compile_follows_them(call: Call, tmp_path: Path) -> None:
+def test_verdicts_are_said_in_80_columns_and_kept_and_compile_follows_them(
+    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     folder = tmp_path / "caches"
     done = call("calibrate", "--device", "simulated", "--workers", "2", "--cache-dir", folder)
     assert done.code == ExitCode.OK
-    assert "merging works: 100 pipelines" in done.out
-    assert "shared cache, cold: slower than a cache for each" in done.out
-    assert "cold  --mode per-worker --workers 1" in done.out
-    assert "two-level" in done.out
-    assert "order of pipelines: given" in " ".join(done.out.split())
-    assert str(state_path(folder)) in done.out
-    compiled = call("compile", "sample", "--device", "simulated", "--cache-dir", folder, "--json").document
-    assert (compiled["mode"], compiled["workers"]) == ("per-worker", 1)
-    assert any("by the calibration of" in note for note in compiled["notes"])
-    asked = call(
-        "compile", "sample", "--device", "simulated", "--cache-dir", folder, "--mode", "shared", "--json"
-    ).document
-    assert asked["mode"] == "shared"
-
-
-@pytest.mark.usefixtures("instant")
-def test_figures_fit_80_columns_in_one_table(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    done = call("calibrate", "--device", "simulated", "--workers", "2", "--cache-dir", tmp_path)
+    said = " ".join(done.out.split())
+    for words in (
+        "merging works: 100 pipelines",
+        "shared cache, cold: slower than a cache for each",
+        "cold --mode per-worker --workers 1",
+        "two-level",
+        "order of pipelines: given",
+        "calls of 64",
+    ):
+        assert words in said
+    assert str(state_path(folder)) in done.out.replace("\n", "")
     (heading,) = [each for each in done.out.splitlines() if "pipelines/s" in each]
     assert "one pass" in heading
     assert len(heading) <= 80
-    assert "calls of 64" in " ".join(done.out.split())
+    arguments = ("compile", small_set, "-d", "simulated", "--in-process", "--cache-dir", folder, "--json")
+    compiled = call(*arguments).document
+    assert (compiled["mode"], compiled["workers"]) == ("per-worker", 1)
+    assert any("by the calibration of" in note for note in compiled["notes"])
+    assert call(*arguments, "--mode", "shared").document["mode"] == "shared"
 
 
 @pytest.mark.usefixtures("instant")
-def test_the_document_is_the_profile(call: Call, tmp_path: Path) -> None:
+def test_the_document_is_the_profile_and_too_few_samples_leave_it(call: Call, tmp_path: Path) -> None:
     done = call("calibrate", "--device", "simulated", "-j", "2", "--cache-dir", tmp_path, "--json")
     document = done.document
     assert document["cold"]["mode"] == "per-worker"
@@ -99,6 +94,13 @@ def test_the_document_is_the_profile(call: Call, tmp_path: Path) -> None:
     assert Path(document["profile"]).is_file()
     assert {each["question"] for each in document["findings"]} >= {"keeping", "merging", "read-back growth"}
     assert all(each["low"] <= each["seconds"] <= each["high"] for each in document["figures"])
+    before = load_profile(tmp_path, simulated_identity()).profile
+    assert before is not None
+    done = call("calibrate", "-d", "simulated", "-n", "4", "-j", "2", "--cache-dir", tmp_path)
+    assert "not saved: nothing could be decided: a verdict needs --samples 5 or more" in done.out
+    assert "not decided" in done.out
+    assert "--time-limit" not in done.out
+    assert load_profile(tmp_path, simulated_identity()).profile == before
 
 
 @pytest.mark.usefixtures("instant")
@@ -119,17 +121,6 @@ def test_what_cannot_be_saved_is_shown(
     else:
         assert "cold" in done.out
         assert f"not saved: {tmp_path / 'profile'}" in done.out.replace("\n", "")
-
-
-@pytest.mark.usefixtures("instant")
-def test_too_few_samples_decide_nothing_and_leave_what_was_there(call: Call, tmp_path: Path) -> None:
-    call("calibrate", "--device", "simulated", "-j", "2", "--cache-dir", tmp_path)
-    before = load_profile(tmp_path, simulated_identity()).profile
-    assert before is not None
-    done = call("calibrate", "--device", "simulated", "-j", "2", "-n", "2", "--cache-dir", tmp_path)
-    assert "not saved" in done.out
-    assert "not decided" in done.out
-    assert load_profile(tmp_path, simulated_identity()).profile == before
 
 
 def test_a_real_calibration_of_the_simulated_device_that_runs_out_of_time(call: Call, tmp_path: Path) -> None:
@@ -158,7 +149,7 @@ def test_a_real_calibration_of_the_simulated_device_that_runs_out_of_time(call: 
         ("--set", "nope.foz"),
     ],
 )
-def test_mistakes_are_refused_before_anything_is_measured(
+def test_mistakes_are_refused_before_any_measuring(
     call: Call, tmp_path: Path, wrong: tuple[str, str]
 ) -> None:
     done = call("calibrate", "--device", "simulated", "--cache-dir", tmp_path, *wrong)
@@ -170,14 +161,3 @@ def test_mistakes_are_refused_before_anything_is_measured(
 def test_a_device_that_is_not_there(call: Call, tmp_path: Path) -> None:
     done = call("calibrate", "--device", "navi99", "--cache-dir", tmp_path)
     assert done.code == ExitCode.NO_DEVICE
-
-
-@pytest.mark.usefixtures("instant")
-def test_too_few_samples_are_named_as_the_reason_for_no_verdict(
-    call: Call, small_set: Path, tmp_path: Path
-) -> None:
-    done = call(
-        "calibrate", "-d", "simulated", "--set", small_set, "-n", "4", "-j", "2", "--cache-dir", tmp_path
-    )
-    assert "not saved: nothing could be decided: a verdict needs --samples 5 or more" in done.out
-    assert "--time-limit" not in done.out

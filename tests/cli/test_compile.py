@@ -19,7 +19,6 @@ from orchestrator.devices.simulated import simulated_identity
 from orchestrator.process import ending_signals, interrupted_by_signals
 from orchestrator.run import keeping
 from orchestrator.run.records import CompileReport
-from orchestrator.sets.sample import sample_manifest_path
 from orchestrator.stores.binary_store import BinaryStore, DiskFullError
 from orchestrator.stores.cache_file import cache_path, read_cache_file, save_cache_file
 from orchestrator.stores.files import atomic_file
@@ -27,6 +26,7 @@ from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.writer_lock import writer_lock
 from tests.cli.conftest import Call
 from tests.run.report_page import fields_of
+from tests.run.small_sets import BLUR
 
 HERE = "-d", "simulated", "--in-process"
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -138,9 +138,7 @@ def test_binaries_that_could_not_be_stored_are_no_success(
 
 
 @pytest.mark.parametrize("mode", ["per-worker", "binaries"])
-def test_identifiers_and_no_spirv_the_second_time(
-    call: Call, small_set: Path, tmp_path: Path, mode: str
-) -> None:
+def test_identifiers_and_then_no_spirv(call: Call, small_set: Path, tmp_path: Path, mode: str) -> None:
     arguments = (small_set, "--identifiers", "--cache-dir", tmp_path / "cache", "--mode", mode)
     first = compile_json(call, *arguments)
     created = first["outcomes"]["compiled"] + first["outcomes"]["cache_hits"]
@@ -197,15 +195,19 @@ def test_shards_make_up_the_set(call: Call, small_set: Path, tmp_path: Path) -> 
     assert "shard 1/2" in shown.out
 
 
-def test_the_sample_and_its_manifest_are_the_same_set(call: Call, tmp_path: Path) -> None:
-    compile_json(call, "sample", "--cache-dir", tmp_path)
-    document = compile_json(call, sample_manifest_path(), "--cache-dir", tmp_path)
+def test_an_archive_and_its_manifest_are_the_same_set(call: Call, tmp_path: Path) -> None:
+    manifest, archive = tmp_path / "game.toml", tmp_path / "game.foz"
+    (tmp_path / "blur.spv").write_bytes(BLUR.read_bytes())
+    manifest.write_text('manifest = 1\n[compute.blur]\nshader = "blur.spv"\n')
+    assert call("pack", manifest, "-o", archive).code == ExitCode.OK
+    compile_json(call, archive, "--cache-dir", tmp_path / "cache")
+    document = compile_json(call, manifest, "--cache-dir", tmp_path / "cache")
     assert document["outcomes"]["cache_hits"] == handed_over(document)
 
 
-def test_for_people(call: Call, tmp_path: Path) -> None:
-    arguments = ("compile", "sample", "-d", "simulated", "-j", "2", "--cache-dir", tmp_path)
-    first, second = call(*arguments), call(*arguments)
+def test_for_people(call: Call, small_set: Path, tmp_path: Path) -> None:
+    arguments = ("compile", small_set, "-d", "simulated", "-j", "2", "--cache-dir", tmp_path)
+    first, second = call(*arguments), call(*arguments, "--in-process")
     assert first.code == second.code == ExitCode.OK
     for word in ("compiled", "cache hits", "merge", "cache file", "MISSING: a first run", "time"):
         assert word in first.out
@@ -215,9 +217,7 @@ def test_for_people(call: Call, tmp_path: Path) -> None:
     assert first.err.splitlines()[0] == "reading the set"
 
 
-def test_a_damaged_pipeline_fails_and_the_others_compile(
-    call: Call, damaged_set: tuple[Path, int], tmp_path: Path
-) -> None:
+def test_a_damaged_pipeline_fails_alone(call: Call, damaged_set: tuple[Path, int], tmp_path: Path) -> None:
     path, key = damaged_set
     document = compile_json(call, path, "--cache-dir", tmp_path, code=ExitCode.PIPELINES_FAILED)
     (failed,) = document["failed"]
@@ -235,9 +235,7 @@ def test_a_damaged_pipeline_fails_and_the_others_compile(
     assert "failed: 1 pipeline;" in still.err
 
 
-def test_another_driver_version_is_refused_unless_relaxed(
-    call: Call, small_set: Path, tmp_path: Path
-) -> None:
+def test_another_driver_version_needs_to_be_relaxed(call: Call, small_set: Path, tmp_path: Path) -> None:
     first = compile_json(call, small_set, "--cache-dir", tmp_path)
     path = Path(first["cache_file"]["path"])
     mine = simulated_identity()
@@ -262,7 +260,7 @@ def test_no_such_device(call: Call, small_set: Path, tmp_path: Path, monkeypatch
     assert done.document["error"]["kind"] == "no_device"
 
 
-def test_the_default_directory_is_the_users(
+def test_the_default_directory(
     call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
@@ -315,7 +313,7 @@ def test_what_was_compiled_before_a_signal_is_saved(
     assert done.document["cache_file"]["saved_bytes"] > 0
 
 
-def test_a_signal_before_the_run_is_a_clean_end_with_a_document(
+def test_a_signal_before_the_run_ends_cleanly(
     call: Call, small_set: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiling, "usable_directory", lambda _: signal.raise_signal(signal.SIGTERM))
@@ -466,7 +464,7 @@ def test_statistics_need_a_device_that_gives_them(call: Call, small_set: Path, t
 
 
 @pytest.mark.parametrize("option", ["--trace", "--pipeline-stats"])
-def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+def test_a_place_that_takes_no_file_is_refused(
     call: Call, small_set: Path, tmp_path: Path, option: str
 ) -> None:
     pipe = tmp_path / "pipe"

@@ -60,7 +60,7 @@ def test_deaths_that_no_pipeline_is_to_blame_for_are_told(capsys: pytest.Capture
         assert out.count("no pipeline is to blame") == (not trials)
 
 
-def test_verbose_shows_every_message_of_the_driver(
+def test_verbose_shows_every_message(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     messages = [DriverMessages(1, 9, f"words {each}", tuple(map(Hash, range(5)))) for each in range(7)]

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.sets.sample import sample_path
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.pack import MANIFEST, Pack, PackManifest, PackWriter
 from tests.cli.conftest import Call, inspected, run_program
@@ -35,8 +34,8 @@ from tests.run.small_sets import write_small_set
 from tests.stores.faults.sets import path_in
 from tests.stores.packs import key_file
 
-PATTERN = "radv:navi[13]?"
-"""Six families of two generations, with the Mesa that the tests are written for; more with a later one."""
+PATTERN = "radv:navi[13][013]"
+"""Three families of two generations."""
 
 
 def test_neither_cache_of_two_targets_loads_on_the_other(call: Call, small_set: Path, tmp_path: Path) -> None:
@@ -61,20 +60,15 @@ def test_neither_cache_of_two_targets_loads_on_the_other(call: Call, small_set: 
         offered = inspected(refused)["offered"]
         assert offered["status"] == "OTHER_DEVICE"
         assert offered["field"] in offered["detail"]
-        # Under the name of its own it is not taken either, by `compile`, which compiles all.
-        swapped = tmp_path / target.replace(":", "")
-        swapped.mkdir(mode=0o700)
-        (swapped / own.name).write_bytes(other.read_bytes())
-        (swapped / own.name).chmod(0o600)
-        again = call("compile", small_set, "-d", target, "--out", swapped, "--json")
-        (found,) = again.document["targets"]
-        assert found["report"]["cache_file"]["load_status"] == "OTHER_DEVICE"
-        assert found["report"]["outcomes"]["compiled"] > 0
+    # Under the name of its own it is not taken either, by `compile`, which compiles all.
+    files[0].write_bytes(files[1].read_bytes())
+    again = call("compile", small_set, "-d", targets[0], "--out", files[0].parent, "--json")
+    (found,) = again.document["targets"]
+    assert found["report"]["cache_file"]["load_status"] == "OTHER_DEVICE"
+    assert found["report"]["outcomes"]["compiled"] > 0
 
 
-def test_an_application_finds_everything_in_what_is_installed_from_a_pack_of_many_families(
-    tmp_path: Path,
-) -> None:
+def test_an_application_finds_all_in_what_is_installed_from_a_pack_of_families(tmp_path: Path) -> None:
     """The application is a C program that shares nothing with us and is forbidden to compile."""
     driver_manifest("radv:navi21")
     require_header("vulkan/vulkan.h", "libvulkan-dev")
@@ -84,7 +78,7 @@ def test_an_application_finds_everything_in_what_is_installed_from_a_pack_of_man
     made = run_program("compile", "sample", "--device", PATTERN, "--out", pack, "--json")
     assert made.code == ExitCode.OK, made.err
     targets = made.document["targets"]
-    assert len(targets) >= 5
+    assert len(targets) >= 3
     assert len({each["report"]["cache_file"]["path"] for each in targets}) == len(targets)
     assert run_program("verify", pack).code == ExitCode.OK
     payloads = {}
@@ -118,9 +112,7 @@ def test_an_application_finds_everything_in_what_is_installed_from_a_pack_of_man
     assert none.document["has_cache"] is False
 
 
-def test_a_device_that_is_not_there_takes_nothing_from_the_others(
-    call: Call, small_set: Path, tmp_path: Path
-) -> None:
+def test_a_device_that_is_not_there_costs_no_other(call: Call, small_set: Path, tmp_path: Path) -> None:
     out = tmp_path / "pack"
     arguments = ("compile", small_set, "-d", "no such device", "-d", "simulated", "--out", out)
     done = call(*arguments, "--json")
@@ -162,9 +154,7 @@ def test_a_second_run_finds_everything_in_the_pack(call: Call, small_set: Path, 
     assert path_in(tmp_path / "two").read_bytes() == path_in(out).read_bytes()
 
 
-def test_a_run_that_is_killed_leaves_a_pack_of_what_was_finished(
-    call: Call, small_set: Path, tmp_path: Path
-) -> None:
+def test_a_killed_run_leaves_a_pack_of_what_was_finished(call: Call, small_set: Path, tmp_path: Path) -> None:
     driver_manifest("radv:navi21")
     out = tmp_path / "pack"
     targets = ("simulated", "radv:navi21")
@@ -216,9 +206,7 @@ def test_a_pack_grows_by_sets_and_targets(call: Call, small_set: Path, tmp_path:
     assert [each.set_name for each in Pack.open(out).manifest.targets[-1].parts] == ["other.foz"]
 
 
-def test_what_a_pack_cannot_take_is_the_problem_of_its_target(
-    call: Call, small_set: Path, tmp_path: Path
-) -> None:
+def test_what_a_pack_cannot_take_is_its_target_s_problem(call: Call, small_set: Path, tmp_path: Path) -> None:
     driver_manifest("radv:navi21")
     out = tmp_path / "pack"
     notes = path_in(out).with_suffix(".notes")
@@ -234,9 +222,6 @@ def test_what_a_pack_cannot_take_is_the_problem_of_its_target(
         (True, "efore is unchanged"),
         (False, ""),
     ]
-    shown = call(*arguments)
-    assert "cache hits" in shown.out
-    assert "simulated: " in shown.out
     notes.rmdir()
     assert call(*arguments).code == ExitCode.OK
     assert [each.problem for each in Pack.open(out).manifest.targets] == ["", ""]
@@ -264,18 +249,15 @@ def test_the_report_of_a_pack_that_cannot_be_written_is_shown(
     assert "No space left" in done.err
 
 
-@pytest.mark.parametrize("target", ["simulated", "radv:navi21"])
-def test_a_cache_of_another_directory_joins_what_the_pack_has(
-    call: Call, tmp_path: Path, target: str
-) -> None:
-    if target != "simulated":
-        driver_manifest(target)
+def test_a_cache_of_another_directory_joins_what_the_pack_has(call: Call, tmp_path: Path) -> None:
+    target = "radv:navi21"
+    driver_manifest(target)
     out, cache = tmp_path / "pack", tmp_path / "cache"
     one, other = tmp_path / "one.foz", tmp_path / "other.foz"
     write_small_set(one, 0, 3)
     write_small_set(other, 3, 8)
     assert call("compile", one, "-d", target, "--out", out).code == ExitCode.OK
-    assert run_program("compile", other, "-d", target, "--cache-dir", cache).code == ExitCode.OK
+    assert call("compile", other, "-d", target, "--cache-dir", cache).code == ExitCode.OK
     done = call("compile", other, "-d", target, "--out", out, "--cache-dir", cache)
     assert done.code == ExitCode.OK
     assert call("verify", out).code == ExitCode.OK
@@ -285,9 +267,7 @@ def test_a_cache_of_another_directory_joins_what_the_pack_has(
     assert again["report"]["outcomes"]["compiled"] == 0
 
 
-def test_a_mistake_in_the_command_takes_nothing_out_of_a_pack(
-    call: Call, small_set: Path, tmp_path: Path
-) -> None:
+def test_a_mistake_takes_nothing_out_of_a_pack(call: Call, small_set: Path, tmp_path: Path) -> None:
     out, shared = tmp_path / "pack", tmp_path / "shared"
     assert call("compile", small_set, "-d", "simulated", "--out", out).code == ExitCode.OK
     before = (out / MANIFEST).read_bytes()
@@ -314,10 +294,9 @@ def test_a_selector_that_is_not_utf8_is_no_device(call: Call, small_set: Path, t
     assert not (tmp_path / "pack").exists()
 
 
-def test_every_target_says_what_went_wrong(call: Call, tmp_path: Path) -> None:
-    damaged, cache = tmp_path / "damaged.foz", tmp_path / "cache"
-    damaged.write_bytes(sample_path().read_bytes()[:-200])
-    arguments = ("compile", damaged, "-d", "simulated", "-d", "no such device", "--cache-dir", cache)
+def test_every_target_says_what_went_wrong(call: Call, cut_set: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    arguments = ("compile", cut_set, "-d", "simulated", "-d", "no such device", "--cache-dir", cache)
     path_in(cache).mkdir(parents=True)
     cache.chmod(0o700)
     loud, still = call(*arguments), call(*arguments, "-q")

@@ -19,11 +19,11 @@ from attrs import define, field
 from orchestrator.cli.control import CommandReader, EventWriter
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.run.steering import Steering
-from orchestrator.sets.sample import sample_path
+from orchestrator.sets.archive.writer import ArchiveWriter
 from tests.cli.conftest import Call, Done
 from tests.drivers import REPOSITORY, driver_manifest
 from tests.hosts.test_engine import built
-from tests.run.small_sets import compute_keys
+from tests.run.small_sets import add_sample, compute_keys
 
 KEYS = [f"{each:016x}" for each in compute_keys()[:12]]
 Event = dict[str, Any]
@@ -134,16 +134,14 @@ def test_a_line_that_is_no_command_is_an_error_and_nothing_else(line: str, words
 
 def test_bad_lines_do_not_end_a_compile(call: Call, small_set: Path, tmp_path: Path) -> None:
     lines = f"nonsense\n\n{'x' * (17 << 20)}\n" + command("promote", id="a", pipelines=KEYS[:1]) + '{"com'
-    done, events = steered(call, small_set, tmp_path, lines)
+    done, events = steered(call, small_set, tmp_path, lines, "--in-process")
     assert done.code == ExitCode.OK
     assert [each["line"] for each in named(events, "error")] == [1, 3, 5]
     assert [each["id"] for each in named(events, "answer")] == ["a"]
     assert len(keys_of(events, "compiled")) == done.document["set"]["unique"]
 
 
-def test_a_control_that_cannot_be_read_or_answered_is_refused(
-    call: Call, small_set: Path, tmp_path: Path
-) -> None:
+def test_a_control_that_cannot_be_read_or_answered(call: Call, small_set: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no --progress"):
         CommandReader.of_option(0, None)
     with pytest.raises(UsageError, match="not open for reading"):
@@ -255,10 +253,17 @@ def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return launcher_with(folder, f'exec "{sys.executable}" -m orchestrator "$@"')
 
 
+def set_with(folder: Path, *level: str) -> Path:
+    """A set of the pipelines of a level and of others that come before them."""
+    with ArchiveWriter(folder / "set.foz") as writer:
+        add_sample(writer, [*compute_keys()[:16], *(int(each, 16) for each in level)])
+    return folder / "set.foz"
+
+
 def test_the_launcher_in_c(launcher: Path, tmp_path: Path) -> None:
     """What it asks for first is there first."""
     level = ("5380a98eaf356f6c", "e9f9060e90d7afa5")
-    done = launched(launcher, sample_path(), "simulated", tmp_path / "cache", *level)
+    done = launched(launcher, set_with(tmp_path, *level), "simulated", tmp_path / "cache", *level)
     assert done.returncode == ExitCode.OK, done.stderr
     assert done.stdout.splitlines() == ["the level is compiled", "the level is there", "saved", "over"]
     assert done.stderr == ""
@@ -267,7 +272,8 @@ def test_the_launcher_in_c(launcher: Path, tmp_path: Path) -> None:
 def test_the_launcher_in_c_and_a_level_that_the_device_lacks(launcher: Path, tmp_path: Path) -> None:
     """RADV has no D24: the level is settled before anything is compiled."""
     driver_manifest("radv:navi21")
-    done = launched(launcher, sample_path(), "radv:navi21", tmp_path / "cache", "43210c2d62f9536c")
+    level = "43210c2d62f9536c"
+    done = launched(launcher, set_with(tmp_path, level), "radv:navi21", tmp_path / "cache", level)
     assert done.returncode == ExitCode.OK, done.stderr
     assert (done.stdout.splitlines()[0], done.stdout.splitlines()[-1]) == ("the level is there", "over")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,32 +17,37 @@ from tests.drivers import driver_manifest, require_tool
 Driver = Callable[[str], Path]
 
 
-def build_library(folder: Path, code: str) -> Path:
-    source, library = folder / "driver.c", folder / "libdriver.so"
-    source.write_text(code)
-    subprocess.run([require_tool("gcc"), "-shared", "-fPIC", "-o", library, source], check=True)
-    return library
+_ENDING = """
+#include <stdlib.h>
+#include <unistd.h>
+int vk_icdNegotiateLoaderICDInterfaceVersion(unsigned *version) { DOES; return 0; }
+void *vk_icdGetInstanceProcAddr(void *instance, const char *name) { return 0; }
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Driver:
+    """The manifest of a driver of this code, built once."""
+
+    @cache
+    def manifest(code: str) -> Path:
+        folder = tmp_path_factory.mktemp("driver")
+        source, library, path = (folder / each for each in ("driver.c", "libdriver.so", "driver.json"))
+        source.write_text(code)
+        subprocess.run([require_tool("gcc"), "-shared", "-fPIC", "-o", library, source], check=True)
+        icd = {"library_path": str(library), "api_version": "1.3.0"}
+        path.write_text(json.dumps({"file_format_version": "1.0.1", "ICD": icd}))
+        return path
+
+    return manifest
 
 
 @pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
-    """Makes the manifest of a driver that does something as soon as it is asked."""
+def driver(built: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    """The manifest of a driver that does something as soon as it is asked."""
     for name in ("VK_ICD_FILENAMES", "RADV_FORCE_FAMILY"):
         monkeypatch.delenv(name, raising=False)
-
-    def made(does: str) -> Path:
-        library = build_library(
-            tmp_path,
-            "#include <stdlib.h>\n#include <unistd.h>\n"
-            f"int vk_icdNegotiateLoaderICDInterfaceVersion(unsigned *version) {{ {does}; return 0; }}\n"
-            "void *vk_icdGetInstanceProcAddr(void *instance, const char *name) { return 0; }\n",
-        )
-        manifest = tmp_path / "ending.json"
-        icd = {"library_path": str(library), "api_version": "1.3.0"}
-        manifest.write_text(json.dumps({"file_format_version": "1.0.1", "ICD": icd}))
-        return manifest
-
-    return made
+    return lambda does: built(_ENDING.replace("DOES", does))
 
 
 # Not exit(0): loaders lock what they destroy then.
@@ -81,15 +87,13 @@ void *vk_icdGetInstanceProcAddr(void *instance, const char *name) {
 
 @pytest.mark.parametrize("kind", ["an error at the enumeration", "no JSON"])
 def test_a_driver_that_lists_no_devices_hides_no_others(
-    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+    call: Call, monkeypatch: pytest.MonkeyPatch, built: Driver, tmp_path: Path, kind: str
 ) -> None:
     other, bad = driver_manifest("lavapipe"), tmp_path / "bad.json"
     if kind == "no JSON":
         bad.write_text("{")
     else:
-        library = build_library(tmp_path, _REFUSING)
-        icd = {"library_path": str(library), "api_version": "1.3.0"}
-        bad.write_text(json.dumps({"file_format_version": "1.0.1", "ICD": icd}))
+        bad = built(_REFUSING)
     monkeypatch.delenv("VK_ICD_FILENAMES", raising=False)
     monkeypatch.setenv("VK_DRIVER_FILES", f"{bad}:{other}")
     done = call("devices", "--json")
@@ -117,9 +121,7 @@ def test_verbs_that_open_a_device_tell_which_driver_ended(
     assert f"opening '0': the driver {dead} ended its process with exit code 0" in told
 
 
-def test_all_drivers_may_end_their_process(
-    call: Call, monkeypatch: pytest.MonkeyPatch, driver: Driver
-) -> None:
+def test_all_drivers_may_end_a_process(call: Call, monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
     dead = driver("abort()")
     monkeypatch.setenv("VK_DRIVER_FILES", str(dead))
     done = call("devices")
@@ -132,9 +134,7 @@ def test_all_drivers_may_end_their_process(
     assert any(each["subject"] == f"driver {dead}" for each in doctor.document["findings"])
 
 
-def test_drivers_that_the_loader_ignores_are_not_tried_alone(
-    call: Call, monkeypatch: pytest.MonkeyPatch, driver: Driver
-) -> None:
+def test_ignored_drivers_are_not_tried(call: Call, monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
     """Where VK_DRIVER_FILES names drivers, the loader ignores VK_ADD_DRIVER_FILES."""
     monkeypatch.setenv("VK_DRIVER_FILES", str(driver("abort()")))
     monkeypatch.setenv("VK_ADD_DRIVER_FILES", str(driver_manifest("lavapipe")))

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from orchestrator.cli.errors import ExitCode
 from tests.cli.conftest import Call, run_program
 from tests.drivers import driver_manifest
@@ -37,32 +39,30 @@ def test_without_a_loader_the_package_is_named(tmp_path: Path) -> None:
     assert "Traceback" not in done.err
 
 
-def test_without_a_driver_the_package_is_named(tmp_path: Path) -> None:
+def test_what_leaves_no_driver_is_named(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "none.json"
-    done = run_program(
-        "devices",
-        environment={"VK_DRIVER_FILES": str(folder), "VK_ICD_FILENAMES": str(folder)},
-    )
+    for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
+        monkeypatch.setenv(name, str(folder))
+    done = call("devices")
     assert done.code == ExitCode.NO_DEVICE
     assert f"VK_DRIVER_FILES={folder} names no file that is there" in done.err
     assert "mesa-vulkan-drivers" in done.err
+    manifest = tmp_path / "broken.json"
+    manifest.write_text("{")
+    monkeypatch.setenv("VK_DRIVER_FILES", str(manifest))
+    monkeypatch.delenv("VK_ICD_FILENAMES")
+    done = call("devices")
+    assert done.code == ExitCode.NO_DEVICE
+    assert f"{manifest}: it is no manifest of a driver" in done.err
 
 
-def test_variables_that_hide_a_driver_are_named() -> None:
+def test_variables_that_hide_a_driver_are_named(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     driver_manifest("lavapipe")
-    done = run_program("devices", "-d", "lavapipe", environment={"VK_LOADER_DRIVERS_DISABLE": "*lvp*"})
+    monkeypatch.setenv("VK_LOADER_DRIVERS_DISABLE", "*lvp*")
+    done = call("devices", "-d", "lavapipe")
     assert done.code == ExitCode.NO_DEVICE
     assert "VK_LOADER_DRIVERS_DISABLE=*lvp* leaves" in done.err
     assert "VK_LOADER_DEBUG=all" in done.err
-
-
-def test_a_manifest_that_is_none_is_named(tmp_path: Path) -> None:
-    driver_manifest("lavapipe")
-    manifest = tmp_path / "broken.json"
-    manifest.write_text("{")
-    done = run_program("devices", environment={"VK_DRIVER_FILES": str(manifest)})
-    assert done.code == ExitCode.NO_DEVICE
-    assert f"{manifest}: it is no manifest of a driver" in done.err
 
 
 def test_a_pattern_lists_families_and_opens_none(call: Call) -> None:

@@ -27,9 +27,7 @@ def test_the_driver_s_bytes(call: Call, cache_file: Path, tmp_path: Path, device
     assert call("inspect", raw, "--json").document["files"][0]["kind"] == "driver data without our header"
 
 
-def test_nothing_is_written_of_what_is_damaged_or_no_cache_file(
-    call: Call, cache_file: Path, tmp_path: Path
-) -> None:
+def test_nothing_is_written_of_damage_or_no_cache_file(call: Call, cache_file: Path, tmp_path: Path) -> None:
     raw = tmp_path / "raw.bin"
     damage(cache_file)
     done = call("export", cache_file, "-o", raw, "--json")

@@ -28,20 +28,14 @@ def test_a_cache_file(call: Call, cache_file: Path) -> None:
     assert "whole" in call("inspect", cache_file).out
 
 
-def test_a_device_that_takes_it(call: Call, cache_file: Path) -> None:
-    done = call("inspect", cache_file, "--device", "simulated", "--json")
-    assert done.code == ExitCode.OK
-    assert inspected(done)["offered"]["accepted"] is True
-    assert inspected(done)["device"]["device_name"] == "simulated device"
-    assert "would be taken" in call("inspect", cache_file, "--device", "simulated").out
-
-
-def test_a_symbolic_link_is_followed(call: Call, cache_file: Path, tmp_path: Path) -> None:
+def test_a_device_that_takes_it(call: Call, cache_file: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(cache_file)
     done = call("inspect", link, "--device", "simulated", "--json")
     assert done.code == ExitCode.OK
     assert inspected(done)["offered"]["accepted"] is True
+    assert inspected(done)["device"]["device_name"] == "simulated device"
+    assert "would be taken" in call("inspect", cache_file, "--device", "simulated").out
 
 
 def test_a_damaged_cache_file(call: Call, cache_file: Path) -> None:
@@ -65,26 +59,14 @@ def test_bare_driver_data(call: Call, cache_file: Path, tmp_path: Path) -> None:
     assert inspected(done)["offered"]["accepted"] is True
 
 
-def test_bare_data_of_another_device_is_refused_by_field(
-    call: Call, cache_file: Path, tmp_path: Path
-) -> None:
-    content = bytearray(cache_file.read_bytes()[HEADER_BYTES:])
-    content[12] ^= 0xFF  # deviceID
-    bare = tmp_path / "pipeline_cache.bin"
-    bare.write_bytes(content)
-    done = call("inspect", bare, "-d", "simulated", "--json")
-    assert done.code == ExitCode.BAD_INPUT
-    assert inspected(done)["offered"]["field"] == "deviceID"
-    assert "deviceID: expected" in call("inspect", bare, "-d", "simulated").out
-
-
 def test_quiet_says_of_each_bad_file_what_is_wrong(call: Call, cache_file: Path, small_set: Path) -> None:
     def said(path: Path) -> str:
         done = call("inspect", sample_path(), path, "-d", "simulated", "-q")
         assert (done.code, done.out) == (ExitCode.BAD_INPUT, "")
         (line,) = done.err.splitlines()
         assert line.startswith(f"{path}: ")
-        assert call("inspect", path, "-d", "simulated", "-q", "--json").err == ""
+        document = call("inspect", path, "-d", "simulated", "-q", "--json")
+        assert (document.err, inspected(document)["good"]) == ("", False)
         return line
 
     content = cache_file.read_bytes()
@@ -105,13 +87,6 @@ def test_an_archive(call: Call) -> None:
     assert inspected(done)["format_version"] == 6
     assert inspected(done)["records"]["compute_pipeline"] > 0
     assert f"orchestrator list {sample_path()}" in call("inspect", sample_path()).out
-
-
-def test_an_archive_with_damaged_headers(call: Call, small_set: Path) -> None:
-    small_set.write_bytes(small_set.read_bytes()[:-1])
-    done = call("inspect", small_set, "--json")
-    assert done.code == ExitCode.BAD_INPUT
-    assert len(inspected(done)["damage"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -135,11 +110,8 @@ def test_something_else_is_named(call: Call, tmp_path: Path, content: bytes, see
     assert seems in call("inspect", path).out
 
 
-def test_a_manifest_is_named(call: Call) -> None:
-    assert "manifest" in call("inspect", sample_manifest_path()).out
-
-
 def test_what_cannot_be_read(call: Call, tmp_path: Path) -> None:
+    assert "manifest" in call("inspect", sample_manifest_path()).out
     assert call("inspect", tmp_path / "missing").code == ExitCode.BAD_INPUT
     assert "directory" in inspected(call("inspect", tmp_path, "--json"))["seems"]
     fifo = tmp_path / "fifo"

@@ -43,9 +43,7 @@ def test_each_file_adds_what_was_not_there(call: Call, two: tuple[Path, Path], t
     assert shown.out.count("merged") >= 2
 
 
-def test_what_it_was_made_for_is_found_behind_a_link(
-    call: Call, two: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_what_it_was_made_for_is_behind_a_link(call: Call, two: tuple[Path, Path], tmp_path: Path) -> None:
     made_for = CompiledGroup(DeviceRequest(), 3)
     add_feature_groups(two[0], [made_for])
     link, out = tmp_path / "link.pipeline-cache", path_in(tmp_path / "out")
@@ -54,9 +52,7 @@ def test_what_it_was_made_for_is_found_behind_a_link(
     assert read_feature_groups(out) == ((made_for,), "")
 
 
-def test_a_record_that_cannot_be_written_is_a_note(
-    call: Call, two: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_a_record_that_is_not_written_is_a_note(call: Call, two: tuple[Path, Path], tmp_path: Path) -> None:
     out = path_in(tmp_path / "out")
     state_path(out.parent).mkdir(parents=True)
     out.parent.chmod(0o700)

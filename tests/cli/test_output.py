@@ -24,18 +24,13 @@ def _shown(stream: io.StringIO) -> str:
     return stream.getvalue()
 
 
-def test_a_terminal_gets_colours() -> None:
-    assert "\x1b[31m" in _shown(Terminal())
-
-
-def test_a_pipe_gets_none() -> None:
+def test_a_terminal_gets_colours_but_where_it_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _shown(io.StringIO()) == "bad\n"
-
-
-@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb"), ("TERM", "unknown")])
-def test_a_terminal_may_ask_for_none(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    monkeypatch.setenv(name, value)
-    assert _shown(Terminal()) == "bad\n"
+    assert "\x1b[31m" in _shown(Terminal())
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb"), ("TERM", "unknown")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert _shown(Terminal()) == "bad\n"
 
 
 def test_only_a_capable_terminal_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,12 +45,13 @@ def test_only_a_capable_terminal_is_live(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not Output(json=False).live
 
 
-def test_words_of_strangers_are_neither_markup_nor_control_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    Output(json=False).line("[bold]game[/bold] \x1b[2J :smile:")
-    assert capsys.readouterr().out == "[bold]game[/bold] \\x1b[2J :smile:\n"
+def test_lines_of_a_pipe_are_not_folded_and_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "word " * 100
+    Output(json=False).line(words + "[bold]game[/bold] \x1b[2J :smile:")
+    assert capsys.readouterr().out == words + "[bold]game[/bold] \\x1b[2J :smile:\n"
 
 
-def test_words_of_strangers_are_no_control_codes_in_a_document(
+def test_a_document_has_no_control_codes_of_strangers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     name = "\u00e9\u6f22 \x1b[2J \x9b2J \u202e \U000e0001"
@@ -67,11 +63,6 @@ def test_words_of_strangers_are_no_control_codes_in_a_document(
     assert "\u00e9\u6f22" in text
     assert text.replace("\n", "").isprintable()
     assert json.loads(text) == {"name": name}
-
-
-def test_long_lines_of_a_pipe_are_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
-    Output(json=False).line("word " * 100 + "end")
-    assert capsys.readouterr().out.count("\n") == 1
 
 
 class Version(msgspec.Struct):
@@ -89,14 +80,10 @@ def test_with_json_only_the_document_is_on_stdout(capsys: pytest.CaptureFixture[
     shown.facts([("name", "value")])
     shown.document(lambda: Version(1))
     shown.message("a message")
+    Output(json=False).document(lambda: Version(1))  # which is for people
     captured = capsys.readouterr()
     assert json.loads(captured.out) == {"a": 1}
     assert captured.err == "a message\n"
-
-
-def test_without_json_there_is_no_document(capsys: pytest.CaptureFixture[str]) -> None:
-    Output(json=False).document(lambda: Version(1))
-    assert capsys.readouterr().out == ""
 
 
 def test_documents_are_indented_utf8(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,13 +88,10 @@ def test_a_parent_is_told_that_a_signal_stops_a_compile(
     assert [each.partition(":")[0] for each in texts] == ["stopping"]
 
 
-@pytest.mark.parametrize("text", ["json", "jsonl:", "jsonl:x", "jsonl:-1", "csv:3", "jsonl:3:4"])
-def test_what_is_not_understood_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="jsonl or jsonl:FD is expected"):
-        EventWriter.of_option(text)
-
-
-def test_a_descriptor_that_is_not_open_for_writing_is_refused(call: Call, tmp_path: Path) -> None:
+def test_what_is_not_understood_or_not_open_for_writing_is_refused(call: Call, tmp_path: Path) -> None:
+    for text in ("json", "jsonl:", "jsonl:x", "jsonl:-1", "csv:3", "jsonl:3:4"):
+        with pytest.raises(UsageError, match="jsonl or jsonl:FD is expected"):
+            EventWriter.of_option(text)
     with pytest.raises(UsageError, match="descriptor 1000000 is not open"):
         EventWriter.of_option("jsonl:1000000")
     with pytest.raises(UsageError, match="is not open"):

@@ -11,7 +11,6 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,17 +18,15 @@ import pytest
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores.cache_file import cache_path
-from tests.cli.conftest import Call
 from tests.drivers import REPOSITORY, require_tool
 
 
 def refused(*arguments: str | Path, files: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run the program as a user whom modes concern, with so many open files at most."""
     return run_refused("-m", "orchestrator", *arguments, files=files)
 
 
 def run_refused(*arguments: str | Path, files: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run Python in the same way."""
+    """Run Python as a user whom modes concern, with so many open files at most."""
     bare = [] if os.geteuid() else [require_tool("setpriv"), "--inh-caps=-all", "--bounding-set=-all"]
 
     def limit() -> None:
@@ -74,12 +71,11 @@ def test_few_file_descriptors_end_with_a_document(small_set: Path, tmp_path: Pat
     assert "ulimit -n" in error["next_step"]
 
 
-@pytest.mark.parametrize("verb", [("list",), ("compile", "-d", "simulated", "--mode", "none")])
-def test_more_archives_than_file_descriptors(verb: tuple[str, ...], small_set: Path, tmp_path: Path) -> None:
+def test_more_archives_than_file_descriptors(small_set: Path, tmp_path: Path) -> None:
     archives = [tmp_path / f"game.{number}.foz" for number in range(40)]
     for archive in archives:
         archive.symlink_to(small_set)
-    done = refused(*verb, *archives, "--json", files=50)
+    done = refused("compile", *archives, "-d", "simulated", "--mode", "none", "--json", files=50)
     error = json.loads(done.stdout)["error"]
     assert done.returncode == ExitCode.BAD_INPUT
     assert error["kind"] == "archive"
@@ -87,19 +83,10 @@ def test_more_archives_than_file_descriptors(verb: tuple[str, ...], small_set: P
     assert "ulimit -n" in error["next_step"]
 
 
-@pytest.fixture
-def cache(call: Call, small_set: Path, tmp_path: Path) -> Iterator[Path]:
-    """A directory with a cache file."""
-    directory = tmp_path / "cache"
-    assert call("compile", small_set, "-d", "simulated", "--cache-dir", directory).code == ExitCode.OK
-    yield directory
-    directory.chmod(0o700)
-
-
 @pytest.mark.parametrize("what", ["file", "directory"])
-def test_mode_0000_is_told_by_compile_and_doctor_alike(what: str, cache: Path, small_set: Path) -> None:
-    path = cache_path(cache, simulated_identity()) if what == "file" else cache
-    content = cache_path(cache, simulated_identity()).read_bytes()
+def test_mode_0000_is_told_by_compile_and_doctor_alike(what: str, cache_file: Path, small_set: Path) -> None:
+    cache, content = cache_file.parent, cache_file.read_bytes()
+    path = cache_file if what == "file" else cache
     path.chmod(0)
     done = refused("compile", small_set, "-d", "simulated", "--cache-dir", cache)
     found = refused("doctor", "-d", "simulated", "--cache-dir", cache)
@@ -115,7 +102,7 @@ def test_mode_0000_is_told_by_compile_and_doctor_alike(what: str, cache: Path, s
     assert reason in last_words(done)
     assert reason in found.stdout
     assert "Traceback" not in found.stderr
-    assert cache_path(cache, simulated_identity()).read_bytes() == content
+    assert cache_file.read_bytes() == content
 
 
 _VERBS = """

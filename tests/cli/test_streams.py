@@ -41,9 +41,7 @@ def run(*arguments: str, shell: str, **environment: str) -> subprocess.Completed
         (VERB, ">&- 2>&-", ExitCode.OK),
     ],
 )
-def test_a_stderr_that_cannot_be_written_changes_nothing(
-    words: tuple[str, ...], shell: str, code: ExitCode
-) -> None:
+def test_an_unwritable_stderr_changes_nothing(words: tuple[str, ...], shell: str, code: ExitCode) -> None:
     done = run(*words, shell=shell)
     assert done.returncode == code
     assert bool(done.stdout) == ("2>/" in shell[:3] and code is ExitCode.OK)
@@ -58,9 +56,7 @@ def test_a_stderr_that_cannot_be_written_changes_nothing(
         ((*VERB, "--json"), ">&-", "stdout cannot be written: it is closed"),
     ],
 )
-def test_a_stdout_that_cannot_be_written_is_bad_input_told_once(
-    words: tuple[str, ...], shell: str, said: str
-) -> None:
+def test_an_unwritable_stdout_is_bad_input_told_once(words: tuple[str, ...], shell: str, said: str) -> None:
     done = run(*words, shell=shell)
     assert done.returncode == ExitCode.BAD_INPUT
     assert done.stderr.count(said) == 1

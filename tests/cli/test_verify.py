@@ -57,7 +57,8 @@ def test_a_directory_in_the_place_of_a_previous_generation(call: Call, cache_fil
 
 def test_damage_in_the_database_is_named_and_mended(call: Call, small_set: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    arguments = ("compile", small_set, "-d", "simulated", "--cache-dir", folder, "--identifiers", "--json")
+    options = ("-d", "simulated", "--in-process", "--identifiers", "--json")
+    arguments = ("compile", small_set, "--cache-dir", folder, *options)
     call(*arguments)
     path = state_path(folder)
     done = call("verify", folder)
@@ -85,7 +86,7 @@ def test_a_database_that_is_none(call: Call, cache_file: Path) -> None:
     assert "file is not a database" in done.out
 
 
-def test_damage_is_named_with_a_next_step(
+def test_damage_has_a_next_step(
     call: Call, cache_file: Path, damaged_set: tuple[Path, int], tmp_path: Path
 ) -> None:
     damage(cache_file)
