@@ -29,9 +29,10 @@ _LOADED_AFTER_IMPORT = """
 import sys
 def main():
     import orchestrator
+    alone = sorted(sys.modules)
     for name in dir(orchestrator):
         getattr(orchestrator, name)
-    return sorted(sys.modules)
+    return alone, sorted(sys.modules)
 """
 
 
@@ -58,19 +59,6 @@ PUBLIC = pytest.mark.parametrize(
 
 
 @PUBLIC
-def test_public_names_are_described(module: types.ModuleType) -> None:
-    names = public_names(module)
-    assert len(names) > 20
-    undescribed = [
-        name
-        for name in names
-        if (inspect.isclass(value := getattr(module, name)) or inspect.isroutine(value))
-        and not (value.__doc__ or "").strip()
-    ]
-    assert undescribed == []
-
-
-@PUBLIC
 def test_public_names_come_from_the_package(module: types.ModuleType) -> None:
     strangers = [
         name
@@ -79,20 +67,6 @@ def test_public_names_come_from_the_package(module: types.ModuleType) -> None:
         if value.__module__.partition(".")[0] != "orchestrator"
     ]
     assert strangers == []
-
-
-@PUBLIC
-def test_public_classes_describe_their_public_methods(module: types.ModuleType) -> None:
-    undescribed = [
-        f"{name}.{member}"
-        for name in public_names(module)
-        if inspect.isclass(value := getattr(module, name))
-        for member, function in vars(value).items()
-        if not member.startswith("_")
-        and inspect.isfunction(function)
-        and not (function.__doc__ or "").strip()
-    ]
-    assert undescribed == []
 
 
 def public_functions(module: types.ModuleType) -> Iterator[tuple[str, types.FunctionType, str]]:
@@ -165,9 +139,10 @@ def test_from_which_threads_a_public_name_may_be_used_is_said(module: types.Modu
 
 
 def test_import_loads_neither_bindings_nor_command_line() -> None:
-    loaded = set(run_on_device(None, _LOADED_AFTER_IMPORT))
-    assert "orchestrator" in loaded
-    assert sorted(loaded & set(KEPT_OUT)) == []
+    alone, with_all_names = map(set, run_on_device(None, _LOADED_AFTER_IMPORT))
+    assert "orchestrator" in alone
+    assert alone.isdisjoint({*KEPT_OUT, "numpy", "trio", "msgspec"})
+    assert with_all_names.isdisjoint(KEPT_OUT)
 
 
 def test_checkers_and_the_interpreter_see_the_same_names() -> None:
@@ -227,9 +202,3 @@ def test_nothing_tells_to_install_the_other_project_of_that_name() -> None:
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         orchestrator.nothing  # noqa: B018 - the access is the test
-
-
-def test_import_alone_loads_no_library() -> None:
-    source = "import sys\ndef main():\n    import orchestrator\n    return sorted(sys.modules)\n"
-    loaded = set(run_on_device(None, source))
-    assert sorted(loaded & {*KEPT_OUT, "numpy", "trio", "msgspec"}) == []

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests import isolation
 from tests.children.test_children import is_gone, until
 from tests.drivers import REPOSITORY, driver_manifest
 
@@ -100,23 +99,6 @@ def test_each_target_has_its_process_and_reports_come_back(tmp_path: Path) -> No
 def test_nothing_is_relayed_inside_a_target(tmp_path: Path) -> None:
     output = run(tmp_path, "-k", "fails_on_lavapipe", ORCHESTRATOR_TEST_TARGET="lavapipe")
     assert "1 failed, 3 passed, 7 deselected" in output
-
-
-@pytest.mark.driver
-def test_of_many_tests_those_of_some_folders_go_to_a_child(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(isolation.TARGET_VARIABLE, raising=False)
-    many = isolation._HAS_MANY
-    here, other = Path(__file__).parent, Path(__file__).with_name("cli")
-    for has_many, folders, target in (
-        (True, {here, other}, isolation.APART),
-        (True, {other}, None),
-        (False, {here}, None),
-    ):
-        monkeypatch.setitem(request.config.stash, many, has_many)  # type: ignore[arg-type]
-        monkeypatch.setattr(isolation, "_APART_FOLDERS", folders)
-        assert isolation.target_of(request.node) == target
 
 
 def test_a_session_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:

@@ -1,7 +1,4 @@
-"""What the contract cases are run on.
-
-A device under test, with an image that it can compile and the little that the cases must know of it.
-"""
+"""What the contract cases are run on."""
 
 from __future__ import annotations
 
@@ -30,14 +27,7 @@ PIPELINES = 4
 
 @frozen(eq=False)
 class Subject:
-    """A device under test.
-
-    Attributes:
-        device: The device, open.
-        image: `PIPELINES` pipelines that it can create.
-        prepared: The image, bound to it.
-        caches: Whether its pipeline caches keep anything; lavapipe's do not.
-    """
+    """A device under test."""
 
     device: Device
     image: CreateInfoImage

@@ -1,7 +1,4 @@
-"""Pipeline binaries, on every device.
-
-What every device promises about VK_KHR_pipeline_binary, and what the one way from a source to a batch does.
-"""
+"""Pipeline binaries, on every device."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Devices: identity and end.
-
-What every device promises about itself.
-"""
+"""Devices: identity and end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Shader-module identifiers, on every device.
-
-What every device promises about VK_EXT_shader_module_identifier: what is asked, what is created without
-SPIR-V, and what becomes of what is not found.
-"""
+"""Shader-module identifiers, on every device."""
 
 from __future__ import annotations
 
@@ -18,7 +14,6 @@ from orchestrator.devices.identified import (
     NotSuppliedError,
     SpirvProvider,
     SuppliedCode,
-    of_image,
 )
 from orchestrator.errors import DeviceError
 from tests.contract.subject import PIPELINES, Subject, hits
@@ -139,9 +134,3 @@ def test_keys_need_no_code(subject: Subject) -> None:
     keys = device.pipeline_keys(subject.prepared, subject.all)
     assert device.pipeline_keys(bare, subject.all) == [*keys[:2], None, keys[3]]
     bare.close()
-
-
-def test_the_records_of_a_set_are_a_provider(subject: Subject) -> None:
-    provider = of_image(subject.image)
-    codes = [each.load() for each in subject.image.modules]
-    assert [provider.translate(each.key) for each in subject.image.modules] == codes

@@ -1,7 +1,4 @@
-"""Pipelines, on every device.
-
-What every device promises about creating pipelines.
-"""
+"""Pipelines, on every device."""
 
 from __future__ import annotations
 

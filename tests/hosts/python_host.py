@@ -23,14 +23,7 @@ ENDS_OR_BEGINS: Final = ("vkCreateInstance", "vkDestroyInstance", "vkCreateDevic
 
 @frozen
 class HostSettings:
-    """What a host opens.
-
-    Attributes:
-        api_version: VkApplicationInfo::apiVersion.
-        instance_extensions: Enabled on the instance.
-        device_extensions: Enabled on the device.
-        features: Members that are on, by feature structure.
-    """
+    """What a host opens."""
 
     api_version: int = 1 << 22 | 3 << 12
     instance_extensions: tuple[str, ...] = ()

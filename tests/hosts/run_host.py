@@ -72,7 +72,6 @@ class Application:
     features: tuple[str, ...] = ()
 
     def arguments(self) -> list[str]:
-        """The application as arguments of the host."""
         arguments = ["--api-version", self.api_version]
         if self.name is not None:
             arguments += ["--application-name", self.name]
@@ -85,7 +84,6 @@ class Application:
         return arguments
 
     def toggled(self, feature: str) -> Application:
-        """The same application with one feature turned on where it was off, and off where it was on."""
         if feature in self.features:
             return replace(self, features=tuple(each for each in self.features if each != feature))
         return replace(self, features=(*self.features, feature))
@@ -101,31 +99,25 @@ class HostRun:
 
     @property
     def tried(self) -> frozenset[str]:
-        """Names of the pipelines for which the application has all features."""
         return frozenset(each["name"] for each in self.pipelines if each["result"] != "SKIPPED")
 
     @property
     def skipped(self) -> frozenset[str]:
-        """Names of the others."""
         return frozenset(each["name"] for each in self.pipelines if each["result"] == "SKIPPED")
 
     @property
     def hits(self) -> frozenset[str]:
-        """Names of the pipelines that were found in the cache."""
         return frozenset(each["name"] for each in self.pipelines if each["hit"])
 
     @property
     def misses(self) -> frozenset[str]:
-        """Names of the pipelines that were tried and not found."""
         return self.tried - self.hits
 
     @property
     def compiled(self) -> frozenset[str]:
-        """Names of the pipelines that were compiled, those left out that only link libraries."""
         return frozenset(each for each in self.misses if not each.startswith(_LINKS))
 
     def summary(self) -> dict[str, Any]:
-        """Counts, and the names of what was not found."""
         return {
             "tried": len(self.tried),
             "hits": len(self.hits),
@@ -144,7 +136,6 @@ class Host:
 
     @classmethod
     def build(cls, folder: Path, compiler: str = "gcc") -> Host:
-        """Compile host.c into a folder."""
         program = folder / "host"
         command = [compiler, *COMPILER_FLAGS, "-o", str(program), str(SOURCE), "-lvulkan"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -157,14 +148,12 @@ class Host:
         return tuple(json.loads(line) for line in done.stdout.splitlines())
 
     def feature(self, structure: str, member: str) -> str:
-        """A feature by the name that the host has for it."""
         for each in self.structures:
             if _stem(each["name"]) == _stem(structure) and member in each["members"]:
                 return f"{each['name']}::{member}"
         raise HostError(f"{structure}::{member} is not in the table of {SOURCE.name}; add it there")
 
     def application(self, record: Mapping[str, Any]) -> Application:
-        """An application, with what the host's pipelines need beside what a record can tell."""
         recorded = [
             self.feature(structure, member)
             for structure, members in record["features"].items()
@@ -198,7 +187,6 @@ class Host:
         save: Path | None = None,
         forbid: bool = False,
     ) -> HostRun:
-        """Run the host once."""
         if forbid and CACHE_CONTROL not in application.features:
             application = application.toggled(CACHE_CONTROL)
         command = [str(self.program), "--shaders", str(SHADERS), *application.arguments()]
@@ -221,7 +209,6 @@ def _stem(structure: str) -> str:
 
 
 def recorded_application(archive: str) -> dict[str, Any]:
-    """What a set says of the one application that it was recorded from, or packed for."""
     command = [sys.executable, "-m", "orchestrator", "list", archive, "--json"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -246,7 +233,6 @@ def strip_prefix_header(content: bytes) -> bytes:
 
 
 def with_prefix_header(payload: bytes, like: bytes) -> bytes:
-    """A cache file of the driver's bytes, by the package's own header writer."""
     from attrs import evolve
 
     from orchestrator.stores.cache_file import PipelineCachePrefixHeader
@@ -263,7 +249,6 @@ def compile_sets(
     environment: Mapping[str, str],
     options: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run ``orchestrator compile`` and return its JSON."""
     command = [sys.executable, "-m", "orchestrator", "compile", *sets, "--json"]
     command += ["--device", device, "--cache-dir", str(cache_directory), *options]
     done = subprocess.run(
@@ -276,7 +261,6 @@ def compile_sets(
 
 
 def cache_file(document: Mapping[str, Any]) -> Path:
-    """The cache file that a run of ``orchestrator compile`` wrote."""
     return Path(document["cache_file"]["path"])
 
 
@@ -296,7 +280,6 @@ def sample_statuses(device: str, cache_directory: Path, environment: Mapping[str
 
 
 def _print_statuses(device: str, cache_directory: Path) -> None:
-    """The child's part of `sample_statuses`."""
     import trio
 
     from orchestrator import CacheMode, CompileOptions, PipelineSet, compile_set
@@ -318,13 +301,11 @@ def _print_statuses(device: str, cache_directory: Path) -> None:
 
 
 def device_name(selector: str) -> str:
-    """What the host looks for among devices and drivers, for a selector of the command line."""
     driver = selector.partition(":")[0]
     return {"lavapipe": "llvmpipe"}.get(driver, driver)
 
 
 def quiet_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """An environment with the driver's own caches off."""
     return {**base, **_DRIVER_CACHES_OFF}
 
 
@@ -402,13 +383,11 @@ def prove(host: Host, device: str, environment: Mapping[str, str], folder: Path)
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only its owner may write, as the loader of cache files demands."""
     path.touch(mode=0o600)
     path.write_bytes(content)
 
 
 def compiled(statuses: Mapping[str, str]) -> set[str]:
-    """Names of the pipelines that were compiled, without those that only link libraries."""
     return {name for name, status in statuses.items() if status == "compiled" and not name.startswith(_LINKS)}
 
 

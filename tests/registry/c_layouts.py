@@ -1,7 +1,4 @@
-"""What a C compiler says about the layout of structures, for the tests of the tables and the bindings.
-
-Guarantees: one compilation a call; absence of the compiler goes through tests.drivers.missing.
-"""
+"""What a C compiler says about the layout of structures, for the tests of the tables and the bindings."""
 
 from __future__ import annotations
 
@@ -26,13 +23,7 @@ class CompiledLayout:
 def compiled_layouts(
     folder: Path, declarations: str, structs: Mapping[str, Sequence[str]]
 ) -> dict[str, CompiledLayout]:
-    """Compile and run one program that prints sizeof, alignof and offsetof.
-
-    Args:
-        folder: Where the program may be written.
-        declarations: C text that declares the structures.
-        structs: Names of the members wanted, by the name of their structure.
-    """
+    """Compile and run one program that prints sizeof, alignof and offsetof."""
     numbers = []
     for name, members in structs.items():
         numbers += [f"sizeof({name})", f"_Alignof({name})"]

@@ -5,28 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.registry.expressions import names, normal_form
-from orchestrator.registry.tables import registry, structs_by_type
-
-
-def test_every_type_of_a_member_resolves() -> None:
-    tables = registry()
-    for each in tables.structs.values():
-        for member in each.members:
-            if member.category in ("enum", "flags"):
-                assert member.type in tables.enums, (each.name, member.name)
-                assert tables.enums[member.type].bitmask == (member.category == "flags")
-            elif member.category in ("struct", "union"):
-                assert tables.struct(member.type).union == (member.category == "union")
-            else:
-                assert member.category in (
-                    "integer",
-                    "float",
-                    "bool",
-                    "handle",
-                    "char",
-                    "void",
-                    "function",
-                )
+from orchestrator.registry.tables import registry
 
 
 def test_lengths_name_members_or_constants() -> None:
@@ -38,18 +17,6 @@ def test_lengths_name_members_or_constants() -> None:
                 assert first in own, (each.name, member.name, member.length)
             if member.selector:
                 assert member.selector in own
-
-
-def test_chains_stay_inside_the_tables() -> None:
-    tables = registry()
-    for each in tables.structs.values():
-        assert set(each.extends) <= set(tables.structs)
-        if each.extends:
-            assert each.s_type is not None, each.name
-    for alias, name in tables.aliases.items():
-        assert tables.struct(alias) is tables.structs[name]
-    assert structs_by_type()[28].name == "VkGraphicsPipelineCreateInfo"
-    assert all(structs_by_type()[each.s_type or 0] is each for each in tables.structs.values() if each.s_type)
 
 
 def test_requirements_are_in_normal_form() -> None:

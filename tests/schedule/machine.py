@@ -1,7 +1,4 @@
-"""What the tests of `Scheduler` share.
-
-Graphs, workers in virtual time, and a check of everything that must hold between two events.
-"""
+"""What the tests of `Scheduler` share."""
 
 from __future__ import annotations
 
@@ -89,15 +86,7 @@ def in_state(scheduler: Scheduler, state: JobState) -> int:
 
 @define
 class Simulated:
-    """A run in virtual time.
-
-    Attributes:
-        workers: Workers that took part.
-        makespan_ns: Until the last worker ended.
-        busy_ns: Time of all batches.
-        compiled: Jobs that were compiled.
-        batches: The jobs of each batch, in the order assigned.
-    """
+    """A run in virtual time."""
 
     workers: int
     makespan_ns: int = 0
@@ -151,13 +140,7 @@ def assert_consistent(
     libraries: Mapping[int, Iterable[int]],
     lacking: Iterable[int] = (),
 ) -> None:
-    """What must hold between two events.
-
-    Args:
-        scheduler: The scheduler.
-        libraries: The libraries of each job.
-        lacking: Jobs that were not found without their code, which was not supplied.
-    """
+    """What must hold between two events."""
     states = [scheduler.state_of(job) for job in range(scheduler.count)]
     assert scheduler.queued == sum(map(states.count, QUEUED))
     assert scheduler.in_flight == states.count(JobState.ASSIGNED)

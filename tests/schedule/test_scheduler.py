@@ -127,12 +127,6 @@ def test_a_follower_that_comes_while_its_leader_is_in_flight_still_saves() -> No
     assert drain(scheduler) == [2, 1, 3]
 
 
-def test_what_cannot_be_the_same_is_not_united() -> None:
-    # A job cannot be the same as its own library, whatever their keys say; else both would wait for ever.
-    scheduler = Scheduler(job_graph(2, keys=[1, 1], libraries={1: [0]}), 1)
-    assert drain(scheduler) == [0, 1]
-
-
 def test_a_follower_that_shares_may_give_up_a_library_that_follows_too() -> None:
     # 0 leads 1, a library that nobody wants but 3; 2 leads 3, which shares its outcome and needs 1 no more.
     graph = job_graph(4, keys=[1, 1, 2, 2], libraries={2: [0], 3: [1]})
@@ -142,29 +136,11 @@ def test_a_follower_that_shares_may_give_up_a_library_that_follows_too() -> None
     assert scheduler.state_of(3) is JobState.SHARED
 
 
-def test_no_pipeline_key_is_no_key() -> None:
-    scheduler = Scheduler(job_graph(4, pipeline_keys=[7, 0, 7, 0]), 1, ONE)
-    assert [scheduler.leader_of(job) for job in range(4)] == [0, 1, 0, 3]
-    assert drain(scheduler) == [0, 2, 1, 3]
-
-
 def test_separate_jobs_follow_nobody() -> None:
     options = ScheduleOptions(followers=Followers.SEPARATE, batch_limit=1)
     scheduler = Scheduler(job_graph(3, keys=[1, 1, 1], pipeline_keys=[2, 2, 2]), 2, options)
     batches = [requested(scheduler, worker) for worker in range(2)]
     assert [jobs_of(each) for each in batches] == [[0], [1]]
-
-
-def test_a_follower_that_was_cancelled_comes_again_behind_its_leader() -> None:
-    scheduler = Scheduler(job_graph(3, keys=[1, 1, 1]), 1, STREAM)
-    scheduler.enter(some([0, 1, 2]), Priority.SOON)
-    batch = requested(scheduler, 0)
-    for _ in range(2):
-        assert scheduler.cancel_jobs([1]).cancelled == 1
-        scheduler.enter(some([1]), Priority.SOON)
-        assert scheduler.state_of(1) is JobState.JOINED
-    scheduler.finished(0, batch, compiles=1)
-    assert drain(scheduler) == [1, 2]
 
 
 def test_a_leader_that_was_cancelled_comes_again_behind_who_does_its_work() -> None:
@@ -319,15 +295,6 @@ def test_a_stream_ends_when_it_is_closed() -> None:
         scheduler.enter(some([0]), Priority.SOON)
 
 
-def test_a_job_that_comes_again_is_in_a_batch_once() -> None:
-    scheduler = Scheduler(job_graph(40), 1, ScheduleOptions(streaming=True, expect_hits=1.0, batch_limit=64))
-    for _ in range(2):
-        scheduler.enter(some(range(40)), Priority.SOON)
-        scheduler.cancel_jobs(range(40))
-    scheduler.enter(some(range(40)), Priority.SOON)
-    assert drain(scheduler) == list(range(40))
-
-
 def test_what_is_excluded_is_so_whenever_it_comes() -> None:
     scheduler = Scheduler(job_graph(4, libraries={1: [0], 3: [2]}), 1, STREAM)
     scheduler.enter(some([0, 1]), Priority.SOON)
@@ -336,22 +303,6 @@ def test_what_is_excluded_is_so_whenever_it_comes() -> None:
     scheduler.enter(some([3]), Priority.SOON)
     assert scheduler.unassignable[3] == "links pipeline 2, which was not created: worse"
     assert not scheduler.queued
-
-
-def test_what_is_excluded_takes_no_library_from_what_comes_with_it() -> None:
-    scheduler = Scheduler(job_graph(3, libraries={1: [0], 2: [0]}), 1, STREAM)
-    scheduler.exclude({1: "bad"})
-    scheduler.enter(some([1, 2]), Priority.SOON)
-    assert drain(scheduler) == [0, 2]
-
-
-def test_what_comes_after_its_library_failed_is_not_assigned() -> None:
-    scheduler = Scheduler(job_graph(2, libraries={1: [0]}), 1, STREAM)
-    scheduler.enter(some([0]), Priority.SOON)
-    scheduler.finished(0, requested(scheduler, 0), {0: "no"}, compiles=1)
-    scheduler.enter(some([1]), Priority.SOON)
-    assert scheduler.unassignable == {1: "links pipeline 0, which was not created: no"}
-    assert scheduler.take_settled().tolist() == [0, 1]
 
 
 def test_cancelling_says_when_it_is_quiet() -> None:
@@ -371,31 +322,6 @@ def test_cancelling_says_when_it_is_quiet() -> None:
     assert quiet == [False, False, True]
     assert drain(scheduler) == [3, 5]
     assert scheduler.cancel_jobs(scheduler.members(None)).quiet
-
-
-def test_a_cancelled_library_is_kept_while_somebody_links_it() -> None:
-    scheduler = Scheduler(job_graph(3, libraries={1: [0], 2: [0]}), 1)
-    assert scheduler.cancel_jobs([0]).cancelled == 0
-    assert scheduler.cancel_jobs([1]).cancelled == 1
-    # The last that links it goes, and the library with it.
-    assert scheduler.cancel_jobs([2]).cancelled == 2
-    assert scheduler.request(0) == Done()
-
-
-def test_a_cancelled_leader_hands_over() -> None:
-    scheduler = Scheduler(job_graph(4, keys=[1, 1, 1, 2]), 1, ONE)
-    scheduler.cancel_jobs([0, 1])
-    assert drain(scheduler) == [2, 3]
-
-
-def test_after_cancel_nothing_is_assigned_and_what_remains_is_known() -> None:
-    scheduler = Scheduler(job_graph(9, priorities=[1] * 8 + [0]), 2, ONE)
-    batch = requested(scheduler, 0)
-    scheduler.cancel()
-    assert scheduler.request(1) == Done()
-    scheduler.finished(0, batch)
-    assert scheduler.request(0) == Done()
-    assert scheduler.remaining().tolist() == list(range(8))
 
 
 # --- misuse
@@ -540,19 +466,6 @@ def given_order(batch_limit: int = 64, expect_hits: float = 1.0) -> ScheduleOpti
 def test_jobs_come_as_given_one_kind_a_batch_whatever_they_cost() -> None:
     graph = job_graph(5, kinds=[0, 0, 0, 1, 1], costs=[10**6, 10**9, 10**7, 10**8, 1])
     assert drain(Scheduler(graph, 1, given_order(2))) == [0, 1, 2, 3, 4]
-
-
-def test_a_kind_does_not_wait_for_another() -> None:
-    # Job 1 waits for job 0, which is in flight; the job of the other kind does not.
-    scheduler = Scheduler(job_graph(3, kinds=[0, 0, 1], libraries={1: [0]}), 2, given_order())
-    first = requested(scheduler, 0)
-    assert jobs_of(first) == [0]
-    other = requested(scheduler, 1)
-    assert jobs_of(other) == [2]
-    scheduler.finished(1, other)
-    assert scheduler.request(1) == Wait()
-    scheduler.finished(0, first)
-    assert jobs_of(requested(scheduler, 1)) == [1]
 
 
 def test_an_empty_set_is_done_at_once() -> None:

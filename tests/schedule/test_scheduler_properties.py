@@ -1,7 +1,4 @@
-"""Whatever happens in whatever order, what is promised holds.
-
-Nothing twice, libraries first, urgent first, an end, quiet when it says quiet.
-"""
+"""Whatever happens in whatever order, what is promised holds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Driver bugs of the simulated device.
-
-Every switchable bug does what it says, and nothing does it while it is off.
-"""
+"""Driver bugs of the simulated device."""
 
 from __future__ import annotations
 

@@ -6,11 +6,9 @@ import struct
 
 import numpy as np
 import pytest
-from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.simulated.cache import parse_data
 from orchestrator.testing import (
     CostModel,
@@ -66,19 +64,6 @@ def test_a_partial_read_holds_the_whole_entries_that_fit(limit: int) -> None:
     assert read.complete == (limit >= len(DATA))
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        evolve(IDENTITY, vendor_id=1),
-        evolve(IDENTITY, device_id=2),
-        evolve(IDENTITY, pipeline_cache_uuid=bytes(16)),
-    ],
-)
-def test_data_of_another_device_is_ignored(other: DeviceIdentity) -> None:
-    parsed = parse_data(DATA, other)
-    assert (parsed.entries, parsed.bad) == ((), True)
-
-
 @pytest.mark.parametrize(("offset", "value"), [(0, 16), (4, 2)])
 def test_a_header_of_another_length_or_version_is_ignored(offset: int, value: int) -> None:
     data = bytearray(DATA)
@@ -99,13 +84,3 @@ def test_what_is_damaged_or_cut_off_is_left_out_and_the_rest_stays() -> None:
 def test_no_data_is_an_error(noise: bytes, cut: int) -> None:
     assert keys_of(noise) == []
     assert set(keys_of(DATA[:cut] + noise)) <= set(KEYS)
-
-
-def test_merging_prunes_duplicates() -> None:
-    device = SimulatedDevice()
-    into, source = (
-        device.create_pipeline_cache(DATA[: HEADER + 2 * ENTRY]),
-        device.create_pipeline_cache(DATA),
-    )
-    device.merge_pipeline_caches(into, [source])
-    assert device.pipeline_cache_data(into).data == DATA

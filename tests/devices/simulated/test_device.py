@@ -1,8 +1,4 @@
-"""The simulated device.
-
-What is the simulated device's own beside the cases that every device passes: accounting, host
-synchronization that is checked, libraries, options, images.
-"""
+"""The simulated device."""
 
 from __future__ import annotations
 
@@ -146,18 +142,6 @@ def test_a_library_lives_until_its_image_is_closed() -> None:
     assert device.live_pipelines == 0
 
 
-def test_the_first_of_a_library_is_not_the_callers() -> None:
-    device = SimulatedDevice()
-    prepared = device.prepare(simulated_image([1, 2], libraries={2: [1]}))
-    assert device.create_pipelines(prepared, at(0), NO_SOURCE, keep=True).handles.tolist() == [0]
-    second = device.create_pipelines(prepared, at(0, 1), NO_SOURCE, keep=True)
-    assert all(second.handles)
-    device.destroy_pipelines(second.handles)
-    assert device.create_pipelines(prepared, at(1), NO_SOURCE).results.tolist() == [0]
-    prepared.close()
-    assert device.live_pipelines == 0
-
-
 # Options.
 
 
@@ -202,15 +186,6 @@ def test_without_creation_feedback_nothing_is_known() -> None:
             [0],
         )
     assert device.compile_counts == {1: 1}
-
-
-def test_indices_that_name_a_pipeline_twice_are_refused() -> None:
-    device = SimulatedDevice()
-    prepared = device.prepare(simulated_image([1, 2]))
-    with pytest.raises(DeviceError, match="index"):
-        device.create_pipelines(prepared, at(0, 0), NO_SOURCE)
-    with pytest.raises(DeviceError, match="index"):
-        device.pipeline_keys(prepared, at(0, 0))
 
 
 def test_capabilities_lack_only_what_they_are_told_to_lack() -> None:

@@ -1,7 +1,4 @@
-"""Each locking strategy keeps threads apart as it says, and the waits that it causes are known exactly.
-
-Time is a VirtualClock that the test advances, so the figures are exact and nothing sleeps.
-"""
+"""Each locking strategy keeps threads apart as it says, and the waits that it causes are known exactly."""
 
 from __future__ import annotations
 

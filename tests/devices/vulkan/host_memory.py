@@ -13,14 +13,7 @@ _SMALLEST_ALIGNMENT: Final = 8
 
 
 class HostMemory:
-    """Counters behind one set of callbacks. Thread-safe; must outlive the device that uses it.
-
-    Attributes:
-        callbacks: VkAllocationCallbacks *.
-        live_bytes: Bytes allocated and not freed.
-        peak_bytes: Maximum of `live_bytes`.
-        allocations: Number of allocations so far, reallocations included.
-    """
+    """Counters behind one set of callbacks. Thread-safe; must outlive the device that uses it."""
 
     def __init__(self) -> None:
         self._libc_ffi = FFI()

@@ -1,8 +1,4 @@
-"""Batches on real drivers: what reaches the driver when pipelines are created.
-
-Each pipeline is created once and stands at its place, with its own flags and chain, whatever kinds a batch
-mixes, however large it is, and on a device that gives no feedback.
-"""
+"""Batches on real drivers: what reaches the driver when pipelines are created."""
 
 from __future__ import annotations
 
@@ -148,6 +144,11 @@ def image_for(device: VulkanDevice, source: PipelineSet) -> CreateInfoImage:
     return build_image(source, source.pipelines, device.capabilities).image
 
 
+def compute_image(device: VulkanDevice, source: PipelineSet, **options: Any) -> CreateInfoImage:
+    jobs = [each for each in source.pipelines if each.kind is PipelineKind.COMPUTE][:8]
+    return build_image(source, jobs, device.capabilities, **options).image
+
+
 def some_of_each_kind(image: CreateInfoImage) -> dict[PipelineKind, list[int]]:
     """By kind, a few pipelines that link nothing and share no module, so that none is like another."""
     found: dict[PipelineKind, list[int]] = {kind: [] for kind in PipelineKind}
@@ -221,7 +222,7 @@ def test_what_became_of_a_mixed_batch_stands_at_the_place_of_each(opened: Open, 
 @each_driver
 def test_flags_are_those_of_the_image_and_of_the_call(driver: str, opened: Open, sample: PipelineSet) -> None:
     device = opened(driver)
-    image = image_for(device, sample)
+    image = compute_image(device, sample)
     prepared = device.prepare(image)
     calls = watch(device).calls
     compute = compute_of(image)
@@ -252,47 +253,59 @@ def test_flags_are_those_of_the_image_and_of_the_call(driver: str, opened: Open,
 
 
 @pytest.mark.driver(NAVI21)
-@pytest.mark.parametrize("wide", [(True, False), (False, True), (True, True)])
-def test_64_bit_flags_take_the_flags_of_the_call(wide: tuple[bool, ...], opened: Open) -> None:
+def test_64_bit_flags_take_the_flags_of_the_call(opened: Open) -> None:
     """VkPipelineCreateFlags2CreateInfo::flags replaces the flags of the create info (VK_KHR_maintenance5)."""
     device = opened(NAVI21)
-    records = Records()
-    for key, has_wide in enumerate(wide, start=1):
-        records.compute(key, pNext=[{"sType": 1000470005, "flags": 0}] if has_wide else [])
-    source = PipelineSet.from_records(records)
-    image = image_for(device, source)
-    assert (image.flags2_slots >= 0).tolist() == list(wide)
-    prepared = device.prepare(image)
-    both = as_indices([0, 1])
-    cache = device.create_pipeline_cache()
-    forbidden = device.create_pipelines(prepared, both, cache, fail_on_compile_required=True)
-    assert forbidden.results.tolist() == [PIPELINE_COMPILE_REQUIRED] * 2
-    made = device.create_pipelines(prepared, both, cache)
-    assert made.results.tolist() == [0, 0], "the flag was that call's alone"
+    for wide in ((True, False), (False, True), (True, True)):
+        records = Records()
+        for key, has_wide in enumerate(wide, start=1):
+            records.compute(key, pNext=[{"sType": 1000470005, "flags": 0}] if has_wide else [])
+        image = image_for(device, PipelineSet.from_records(records))
+        assert (image.flags2_slots >= 0).tolist() == list(wide)
+        prepared = device.prepare(image)
+        both = as_indices([0, 1])
+        cache = device.create_pipeline_cache()
+        forbidden = device.create_pipelines(prepared, both, cache, fail_on_compile_required=True)
+        assert forbidden.results.tolist() == [PIPELINE_COMPILE_REQUIRED] * 2
+        made = device.create_pipelines(prepared, both, cache)
+        assert made.results.tolist() == [0, 0], "the flag was that call's alone"
 
 
 @each_driver
-def test_a_call_that_wrote_nothing_leaves_nothing_of_the_one_before(
-    driver: str, opened: Open, sample: PipelineSet
-) -> None:
+def test_what_a_refused_call_leaves(driver: str, opened: Open, sample: PipelineSet) -> None:
     device = opened(driver)
-    image = image_for(device, sample)
-    prepared = device.prepare(image)
-    compute = compute_of(image)
+    prepared = device.prepare(compute_image(device, sample))
+    compute = compute_of(prepared.image)
+    watched = watch(device)
     for indices in (compute[:4], compute[[6, 1, 4]]):
         made = device.create_pipelines(prepared, indices, NO_SOURCE, keep=True)
         handles = made.handles.copy()
         assert handles.all()
         # The whole call, and then each of its pipelines when it is asked for by itself.
-        watched = watch(device)
         watched.refusals.extend([ERROR_OUT_OF_HOST_MEMORY] * (1 + len(indices)))
         refused = device.create_pipelines(prepared, indices, NO_SOURCE, keep=True)
         assert not watched.refusals
         assert refused.results.tolist() == [ERROR_OUT_OF_HOST_MEMORY] * len(indices)
-        assert not refused.handles.any()
+        assert not refused.handles.any(), "nothing is left of the call before"
         assert not refused.feedback_flags.any()
         assert not refused.durations_ns.any()
         device.destroy_pipelines(handles)
+
+    watched.calls.clear()
+    watched.refusals.append(ERROR_OUT_OF_HOST_MEMORY)
+    batch = device.create_pipelines(prepared, compute[:3], NO_SOURCE, keep=True)
+    assert [len(flags) for _, flags in watched.calls] == [3, 1, 1, 1], "each is asked for again by itself"
+    assert not batch.results.any()
+    device.destroy_pipelines(batch.handles)
+    watched.refusals.append(SUCCESS)
+    without_handles = device.create_pipelines(prepared, compute[:3], NO_SOURCE, keep=True)
+    assert without_handles.results.tolist() == [ERROR_UNKNOWN] * 3
+
+    watched.order.clear()
+    watched.refusals.append(ERROR_DEVICE_LOST)
+    batch = device.create_pipelines(prepared, compute[:6], NO_SOURCE)
+    assert batch.results.tolist() == [ERROR_DEVICE_LOST] * 6
+    assert watched.order == [6], "a lost device is not called again"
 
 
 @each_driver
@@ -318,43 +331,11 @@ def test_an_interrupted_prepare_leaves_nothing(driver: str, opened: Open, sample
 
 
 @each_driver
-def test_a_lost_device_is_not_called_again(driver: str, opened: Open, sample: PipelineSet) -> None:
-    device = opened(driver)
-    image = image_for(device, sample)
-    prepared = device.prepare(image)
-    compute = compute_of(image)
-    watched = watch(device)
-    watched.refusals.append(ERROR_DEVICE_LOST)
-    batch = device.create_pipelines(prepared, compute[:6], NO_SOURCE)
-    assert batch.results.tolist() == [ERROR_DEVICE_LOST] * 6
-    assert watched.order == [6]
-
-
-@each_driver
-def test_what_one_call_of_a_batch_did_not_create_is_asked_for_again_by_itself(
-    driver: str, opened: Open, sample: PipelineSet
-) -> None:
-    device = opened(driver)
-    image = image_for(device, sample)
-    prepared = device.prepare(image)
-    compute = compute_of(image)
-    watched = watch(device)
-    watched.refusals.append(ERROR_OUT_OF_HOST_MEMORY)
-    batch = device.create_pipelines(prepared, compute[:3], NO_SOURCE, keep=True)
-    assert [len(flags) for _, flags in watched.calls] == [3, 1, 1, 1]
-    assert not batch.results.any()
-    device.destroy_pipelines(batch.handles)
-    watched.refusals.append(SUCCESS)
-    without_handles = device.create_pipelines(prepared, compute[:3], NO_SOURCE, keep=True)
-    assert without_handles.results.tolist() == [ERROR_UNKNOWN] * 3
-
-
-@each_driver
 def test_modules_over_the_bound_end_with_the_batch_that_used_them(
     driver: str, opened: Open, sample: PipelineSet
 ) -> None:
     device = opened(driver, TightOnModules)
-    image = build_image(sample, sample.pipelines, device.capabilities, module_bytes=1).image
+    image = compute_image(device, sample, module_bytes=1)
     prepared = device.prepare(image)
     watched = watch(device)
     compute = compute_of(image)
@@ -386,9 +367,8 @@ def test_without_feedback_every_kind_is_created_and_nothing_is_known(
 def test_a_batch_may_be_larger_than_any_that_is_usual(opened: Open, sample: PipelineSet) -> None:
     count = 4097  # more than is cleared without asking for memory
     device = opened(NAVI21)
-    image = image_for(device, sample)
-    (index,) = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE))[:1].tolist()
-    many = repeat_pipelines(image, as_indices([index] * count))
+    image = compute_image(device, sample)
+    many = repeat_pipelines(image, as_indices([0] * count))
     prepared = device.prepare(many)
     cache = device.create_pipeline_cache()
     everything = np.arange(count, dtype=np.int32)

@@ -1,8 +1,4 @@
-"""VulkanDevice on real drivers.
-
-What the device contract cannot say of a real driver: features that follow the archive, host memory that is
-counted, modules under a tight bound, libraries, several workers at a time.
-"""
+"""VulkanDevice on real drivers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Executables and statistics of pipelines on real drivers.
-
-What real drivers say about code is read whole, for each kind of pipeline, and the pipelines of a run are
-left as they are.
-"""
+"""Executables and statistics of pipelines on real drivers."""
 
 from __future__ import annotations
 

@@ -98,13 +98,3 @@ def test_a_long_code_takes_several_chunks() -> None:
 def test_what_is_wrong_is_named(data: bytes, count: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         decode_varint(data, count)
-
-
-def test_every_fifth_byte() -> None:
-    for fifth in range(256):
-        data = b"\x05\x81\x82\x83\x84" + bytes([fifth, 0x07])
-        if fifth <= 0x0F:
-            assert decode_varint(data, 3).tolist() == [5, fifth << 28 | 4 << 21 | 3 << 14 | 2 << 7 | 1, 7]
-        else:
-            with pytest.raises(ValueError, match="more than 32 bits"):
-                decode_varint(data, 2 + (fifth < 0x80))

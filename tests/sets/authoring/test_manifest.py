@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -264,6 +265,11 @@ ANYTHING = st.recursive(
 )
 
 
+@cache
+def whole_example() -> dict[str, Any]:
+    return tomllib.loads(examples("whole"))
+
+
 def places(value: Any) -> list[tuple[Any, Any]]:
     """Every (container, key) in a document."""
     items = (
@@ -276,10 +282,10 @@ def places(value: Any) -> list[tuple[Any, Any]]:
     return [(value, key) for key, _ in items] + [place for _, each in items for place in places(each)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_whatever_stands_in_a_manifest_only_manifest_errors_come_out(data: st.DataObject) -> None:
-    document = copy.deepcopy(tomllib.loads(examples("whole")))
+    document = copy.deepcopy(whole_example())
     for _ in range(data.draw(st.integers(1, 2))):
         found = places(document)
         container, key = found[data.draw(st.integers(0, len(found) - 1))]

@@ -1,8 +1,4 @@
-"""Packing of decoded documents into Vulkan structures.
-
-Packed structures hold what the document says, where a C compiler would put it. The witness is cffi's own
-view of the same memory: the bytes are bound to addresses and read through the generated declarations.
-"""
+"""Packing of decoded documents into Vulkan structures."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Building the image of a set.
-
-What goes into an image and what stays out of it, and why; libraries before what links them; the tables of
-slots agree with the buffer. Devices' capabilities are made up, so no driver is needed.
-"""
+"""Building the image of a set."""
 
 from __future__ import annotations
 
@@ -307,10 +303,6 @@ def held(image: CreateInfoImage) -> dict[tuple[ObjectKind, int], tuple[tuple[Obj
         names[number]: tuple(names[other] for other in each.dependencies)
         for number, each in enumerate(image.objects)
     }
-
-
-def test_every_kind_of_object_is_tried() -> None:
-    assert set(OBJECTS) == set(ObjectKind)
 
 
 @pytest.mark.parametrize("kind", ObjectKind)

@@ -1,8 +1,4 @@
-"""Documents that lie about their counts, arrays and handles.
-
-Every structure of the registry that records can hold, each way of lying about it (lies.py): the document
-fails with the member named.
-"""
+"""Documents that lie about their counts, arrays and handles."""
 
 from __future__ import annotations
 

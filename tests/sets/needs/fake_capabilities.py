@@ -1,7 +1,4 @@
-"""Devices and structures for tests of requirements.
-
-Devices that have what a test says, and decoded structures as a test writes them.
-"""
+"""Devices and structures for tests of requirements."""
 
 from __future__ import annotations
 
@@ -23,15 +20,7 @@ def version(major: int, minor: int) -> int:
 
 @frozen
 class Bare:
-    """A device that has what is given to it, and every format.
-
-    Attributes:
-        api_version: Its core version.
-        extensions: Extensions that are enabled.
-        features: Features that are enabled, by structure and member.
-        properties: Properties, by structure and member.
-        formats: Formats that are not what every other format is.
-    """
+    """A device that has what is given to it, and every format."""
 
     api_version: int = version(1, 0)
     extensions: frozenset[str] = frozenset()
@@ -57,11 +46,7 @@ class Bare:
 
 @frozen
 class Everything(Bare):
-    """A device that has everything but what is taken from it.
-
-    Attributes:
-        without: Extensions, or names of members of feature structures, that it does not have.
-    """
+    """A device that has everything but what is taken from it."""
 
     api_version: int = version(1, 4)
     without: frozenset[str] = frozenset()

@@ -23,8 +23,6 @@ from orchestrator.sets.needs.descriptors import (
 )
 from orchestrator.sets.needs.rules import DeviceAnswers, enum_numbers
 from orchestrator.sets.pipeline_set import PipelineSet
-from tests.conftest import OpenDriverDevice
-from tests.drivers import each_driver
 from tests.sets.needs.fake_capabilities import Bare, Everything, make
 from tests.sets.spirv.shader_words import compute_module
 
@@ -74,15 +72,6 @@ def kinds(row: DescriptorLimit) -> list[int]:
 
 def label(row: DescriptorLimit) -> str:
     return f"{row.source}-{row.property[1]}"
-
-
-def test_names_of_limits_are_the_registrys() -> None:
-    for row in DESCRIPTOR_LIMITS:
-        assert len(kinds(row)) == len(set(row.types)), label(row)
-        for struct, member in filter(None, (row.property, row.or_property)):
-            assert registry().struct(struct).name == struct
-            assert any(each.name == member for each in registry().struct(struct).members), label(row)
-        assert row.or_property is None or row.all_sets, label(row)
 
 
 def test_every_statement_is_there_once() -> None:
@@ -257,21 +246,4 @@ def test_a_pipeline_is_skipped_for_its_layout() -> None:
     assert built.image.keys.tolist() == [kept]
     assert [(each.job.key, each.unsupported, each.reason) for each in built.problems] == [
         (key, True, text(name, 1_000_000, 1_000_001)) for key in over
-    ]
-
-
-@each_driver
-def test_a_layout_beyond_the_driver_is_skipped(driver: str, open_driver_device: OpenDriverDevice) -> None:
-    name = (LIMITS, "maxPerStageDescriptorSamplers")
-    capabilities = open_driver_device(driver).capabilities
-    most = capabilities.property_value(*name)
-    assert isinstance(most, int)
-    assert most >= 1_000_000  # what RADV and lavapipe have; hardware may have less
-    layouts = Layouts()
-    kept = layouts.pipeline(((SAMPLER, most, COMPUTE),))
-    over = layouts.pipeline(((SAMPLER, most + 1, COMPUTE),))
-    built = layouts.built(capabilities)
-    assert built.image.keys.tolist() == [kept]
-    assert [(each.job.key, each.unsupported, each.reason) for each in built.problems] == [
-        (over, True, text(name, most, most + 1))
     ]

@@ -9,10 +9,8 @@ import pytest
 from orchestrator.registry import registry
 from orchestrator.registry.tables import Member, same_members
 from orchestrator.sets.image.documents import struct_type
-from orchestrator.sets.needs.context import CONTEXTS
 from orchestrator.sets.needs.requirements import RequirementChecker
 from orchestrator.sets.needs.rules import LIMIT_RULES, RULES, Limit, Rule, bit_number, enum_numbers
-from orchestrator.sets.needs.shaders import _MODE_LIMITS, _WORKGROUPS
 from tests.sets.needs.fake_capabilities import Everything, chain, make, version
 
 
@@ -27,40 +25,6 @@ def structure(name: str, **members: Any) -> Any:
 
 def label(rule: Rule | Limit) -> str:
     return f"{rule.struct}-{rule.member or 'present'}-{rule.source.rpartition('-')[2]}"
-
-
-@pytest.mark.parametrize("rule", RULES, ids=label)
-def test_names_of_rules_are_the_registrys(rule: Rule) -> None:
-    assert registry().struct(rule.struct).name == rule.struct
-    if rule.member:
-        member = member_of(rule.struct, rule.member)
-        assert member is not None
-        known = (
-            {each.name for each in registry().enums[member.type].values.values()} if rule.values else set()
-        )
-        assert set(rule.values) <= known
-    for struct, name in rule.features:
-        assert registry().struct(struct).name == struct
-        assert member_of(struct, name) is not None
-    for each in rule.otherwise:
-        assert each in registry().extensions or each.startswith("VK_VERSION_")
-    assert not rule.dynamic or rule.dynamic in enum_numbers()
-    assert not (rule.values and rule.test)
-
-
-@pytest.mark.parametrize("rule", LIMIT_RULES, ids=label)
-def test_names_of_limits_are_the_registrys(rule: Limit) -> None:
-    assert member_of(rule.struct, rule.member) is not None
-    assert member_of(*rule.property) is not None
-    assert not rule.dynamic or rule.dynamic in enum_numbers()
-
-
-def test_names_of_contexts_are_the_registrys() -> None:
-    for name in CONTEXTS:
-        assert registry().struct(name).name == name
-    for struct, *members in (*_MODE_LIMITS.values(), *_WORKGROUPS.values()):
-        for member in members:
-            assert member_of(struct, member) is not None
 
 
 def values_of(rule: Rule) -> list[Any]:

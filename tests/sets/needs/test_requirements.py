@@ -37,13 +37,6 @@ def without(*names: str, **members: Any) -> Everything:
     return Everything(without=frozenset(names), **members)
 
 
-def test_structure_names_the_extension_that_provides_it() -> None:
-    value = raster(pNext=[chain("VkPipelineRasterizationDepthClipStateCreateInfoEXT")])
-    assert missing(value) == "extension VK_EXT_depth_clip_enable"
-    assert missing(graphics(pRasterizationState=value)) == "extension VK_EXT_depth_clip_enable"
-    assert missing(value, Everything()) is None
-
-
 def test_structure_of_a_version_or_an_extension() -> None:
     value = raster(pNext=[chain("VkPipelineRasterizationLineStateCreateInfo")])
     text = missing(value)
@@ -434,14 +427,6 @@ def test_push_constants_to_their_end() -> None:
     ) == ("property VkPhysicalDeviceLimits::maxPushConstantsSize 128 < 256")
 
 
-def test_samplers() -> None:
-    value = make("VkSamplerCreateInfo", anisotropyEnable=1, maxAnisotropy=16.0)
-    assert missing(value) == f"feature {BASE}::samplerAnisotropy"
-    few = Everything(properties={("VkPhysicalDeviceLimits", "maxSamplerAnisotropy"): 8.0})
-    assert missing(value, few) == "property VkPhysicalDeviceLimits::maxSamplerAnisotropy 8.0 < 16.0"
-    assert missing(make("VkSamplerCreateInfo", maxAnisotropy=16.0), few) is None
-
-
 def test_ycbcr_formats() -> None:
     two_planes = 1000156003
     conversion = chain("VkSamplerYcbcrConversionCreateInfo", format=two_planes)
@@ -523,13 +508,6 @@ def test_masks_that_nothing_compiles_need_nothing() -> None:
     attachment = make("VkAttachmentDescription", finalLayout=1000001002)
     value = make("VkRenderPassCreateInfo", pDependencies=[dependency], pAttachments=[attachment])
     assert missing(value) is None
-
-
-def test_answers_are_kept_by_value() -> None:
-    checker = RequirementChecker(without("fillModeNonSolid"))
-    for _ in range(3):
-        assert checker.structure(raster(polygonMode=0)) is None
-        assert checker.structure(raster(polygonMode=1)) == f"feature {BASE}::fillModeNonSolid"
 
 
 def every_structure() -> list[tuple[str, bool]]:

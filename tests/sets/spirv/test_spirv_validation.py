@@ -1,7 +1,4 @@
-"""Validation by spirv-val.
-
-What spirv-val says is a verdict; what keeps it from saying anything is none.
-"""
+"""Validation by spirv-val."""
 
 from __future__ import annotations
 
