@@ -1,11 +1,4 @@
-"""Attribution of time to locks.
-
-The harness's blocked time is the true time at locks, for each locking strategy and 1 to 16 workers.
-
-The time of the proof is modelled, so it is exact and holds for any number of processors: threads queue for a
-lock and for processors, and what the harness makes of their clocks is compared with the queue. A proof with a
-driver in C is in test_attribution_native.py.
-"""
+"""Attribution of time to locks."""
 
 from __future__ import annotations
 
@@ -18,9 +11,7 @@ import pytest
 from attrs import define, frozen
 
 from orchestrator.bench.contention import contention_report
-from orchestrator.devices.simulated import (
-    LockingStrategy,
-)
+from orchestrator.devices.simulated import LockingStrategy
 from orchestrator.run.records import Calls, timing_of
 from tests.bench.support import sample
 
@@ -121,7 +112,7 @@ def modelled(strategy: LockingStrategy, workers: int, cores: int, jobs: int = 20
 
 
 @pytest.mark.parametrize("strategy", LockingStrategy)
-@pytest.mark.parametrize("workers", range(1, 17))
+@pytest.mark.parametrize("workers", [1, 2, 5, 16])
 @pytest.mark.parametrize("cores", [2, 16])
 def test_modelled_waits_are_recovered(strategy: LockingStrategy, workers: int, cores: int) -> None:
     calls, truth = modelled(strategy, workers, cores)

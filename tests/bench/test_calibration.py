@@ -6,13 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from orchestrator.bench.findings import (
-    ProbeResult,
-    choose,
-    choose_batch,
-    probe_findings,
-    topology_findings,
-)
+from orchestrator.bench.findings import ProbeResult, choose, choose_batch, probe_findings, topology_findings
 from orchestrator.bench.rows import Sample, Start
 from orchestrator.bench.sample_table import Contender, SampleTable, seconds_of
 from orchestrator.devices.device import CacheMode
@@ -21,6 +15,7 @@ from tests.bench.support import sample
 
 QUIET = (1.0, 1.01, 0.99, 1.005, 0.995, 1.0, 1.002)
 NOISY = (1.0, 1.6, 0.7, 1.3, 0.6, 1.5, 0.9)
+INTERNAL = (CacheMode.PER_WORKER_INTERNAL, 2)
 A, B, ONE = (CacheMode.SHARED, 2), (CacheMode.PER_WORKER, 2), (CacheMode.SHARED, 1)
 
 Times = Mapping[tuple[CacheMode, int], float]
@@ -35,22 +30,12 @@ def rows(
     for number in range(len(noise)):
         for place, ((mode, workers), control) in enumerate(arms):
             seconds = times[mode, workers] * noise[(number * 3 + place * 2) % len(noise)]
-            made.append(
-                sample(
-                    start=start,
-                    mode=mode,
-                    workers=workers,
-                    control=control,
-                    round=number,
-                    batch=batch,
-                    wall_ns=int(seconds * 1e9),
-                )
-            )
+            where: dict[str, object] = {"start": start, "mode": mode, "workers": workers, "batch": batch}
+            made.append(sample(**where, control=control, round=number, wall_ns=int(seconds * 1e9)))
     return made
 
 
 def answers(found: SampleTable, start: Start = Start.COLD, workers: int = 2) -> dict[str, str]:
-    """Answers by question."""
     return {each.question: each.answer for each in topology_findings(found, start, workers)}
 
 
@@ -59,26 +44,15 @@ def test_a_sample_is_one_pass_with_its_caches_and_its_merge() -> None:
     assert seconds_of(row) == pytest.approx(0.1 + 0.2 + 0.05)
 
 
-@pytest.mark.parametrize("passes", [1, 2, 5])
-def test_a_rate_is_of_the_pipelines_of_one_pass(passes: int) -> None:
-    row = sample(created=1000 * passes, passes=passes, wall_ns=2_000_000_000 * passes)
+def test_a_rate_is_of_the_pipelines_of_one_pass() -> None:
+    row = sample(created=5000, passes=5, wall_ns=10_000_000_000)
     (figure,) = SampleTable([row]).figures()
     assert figure.seconds == pytest.approx(2.0)
     assert figure.pipelines_per_s == pytest.approx(500.0)
 
 
 def test_differences_beyond_noise_are_named_with_their_direction() -> None:
-    found = SampleTable(
-        rows(
-            {
-                A: 2.0,
-                B: 1.0,
-                (CacheMode.PER_WORKER_INTERNAL, 2): 1.5,
-                ONE: 2.0,
-                (CacheMode.PER_WORKER, 1): 2.0,
-            }
-        )
-    )
+    found = SampleTable(rows({A: 2.0, B: 1.0, INTERNAL: 1.5, ONE: 2.0, (CacheMode.PER_WORKER, 1): 2.0}))
     assert answers(found) == {
         "shared cache, cold": "slower",
         "locking, cold": "slower",
@@ -96,15 +70,9 @@ def test_differences_beyond_noise_are_named_with_their_direction() -> None:
 
 
 def test_what_noise_could_show_as_well_is_undecided_and_no_difference_is_only_what_is_tight() -> None:
-    assert set(
-        answers(
-            SampleTable(rows({A: 1.2, B: 1.0, (CacheMode.PER_WORKER_INTERNAL, 2): 1.0, ONE: 1.0}, NOISY))
-        ).values()
-    ) <= {
-        "undecided",
-        "not measured",
-    }
-    tight = answers(SampleTable(rows({A: 1.0, B: 1.0, (CacheMode.PER_WORKER_INTERNAL, 2): 1.0, ONE: 1.0})))
+    noisy = answers(SampleTable(rows({A: 1.2, B: 1.0, INTERNAL: 1.0, ONE: 1.0}, NOISY)))
+    assert set(noisy.values()) <= {"undecided", "not measured"}
+    tight = answers(SampleTable(rows({A: 1.0, B: 1.0, INTERNAL: 1.0, ONE: 1.0})))
     assert tight["shared cache, cold"] == tight["locking, cold"] == "no difference"
 
 
@@ -170,24 +138,16 @@ def test_a_driver_that_does_not_merge_leaves_the_shared_cache() -> None:
 
 
 def test_the_fewest_workers_that_are_as_fast() -> None:
-    times = {
-        (CacheMode.SHARED, 16): 1.0,
-        (CacheMode.PER_WORKER, 16): 1.0,
-        (CacheMode.SHARED, 8): 1.0,
-        (CacheMode.SHARED, 1): 9.0,
-    }
+    shared, private = CacheMode.SHARED, CacheMode.PER_WORKER
+    times = {(shared, 16): 1.0, (private, 16): 1.0, (shared, 8): 1.0, (shared, 1): 9.0}
     choice = choose(SampleTable(rows(times)), Start.COLD, (1, 8, 16), merge_works=True)
     assert choice is not None
     assert (choice.mode, choice.workers) == (CacheMode.SHARED, 8)
 
 
 def test_as_fast_means_as_the_fastest_number_of_workers() -> None:
-    times = {
-        (CacheMode.SHARED, 16): 2.0,
-        (CacheMode.PER_WORKER, 16): 2.0,
-        (CacheMode.SHARED, 4): 1.0,
-        (CacheMode.SHARED, 1): 1.9,
-    }
+    shared, private = CacheMode.SHARED, CacheMode.PER_WORKER
+    times = {(shared, 16): 2.0, (private, 16): 2.0, (shared, 4): 1.0, (shared, 1): 1.9}
     choice = choose(SampleTable(rows(times)), Start.WARM, (1, 4, 16), merge_works=True)
     assert choice is None
     warm = rows(times, start=Start.WARM)

@@ -1,7 +1,4 @@
-"""Contention reports.
-
-Figures, comparisons and verdicts over samples that were made up so that the answer is known.
-"""
+"""Contention reports."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import pytest
 from orchestrator.bench.contention import contention_report, rate_text, ratio_text
 from orchestrator.bench.rows import Row, Sample, Start
 from orchestrator.bench.sample_table import Contender, SampleTable
-from orchestrator.bench.statistics import Estimate, noise_factor
+from orchestrator.bench.statistics import Estimate
 from orchestrator.devices.device import CacheMode
 from tests.bench.support import failure, sample, series
 
@@ -57,7 +54,6 @@ def test_private_caches_can_be_slower_and_the_merge_counts() -> None:
 
 
 def test_a_warm_run_of_many_passes_merges_once_a_pass() -> None:
-    """1,600 pipelines at 1.4 and 3.2 million a second, and 4 ms of merging, which a user waits for."""
     where: dict[str, object] = {"workers": 16, "start": "warm", "passes": 1000, "created": 1_600_000}
     rows = series([1.6 / 1.4 * wall for wall in OTHER], control=True, **where)
     rows += series([1.6 / 1.4 * wall for wall in STEADY], **where)
@@ -75,27 +71,7 @@ def test_a_warm_run_of_many_passes_merges_once_a_pass() -> None:
     )
 
 
-def test_each_figure_is_held_against_its_own_noise() -> None:
-    """Asking for keys varies, which throughput has and the creation rate has not."""
-
-    def rows(mode: CacheMode, keys_ms: list[int], *, control: bool = False) -> list[Sample]:
-        return [
-            sample(mode=mode, control=control, round=number, wall_ns=10**9, keys_ns=each * 10**6, merge_ns=0)
-            for number, each in enumerate(keys_ms)
-        ]
-
-    shared = rows(CacheMode.SHARED, [300, 100, 320, 120, 310, 110, 300])
-    again = rows(CacheMode.SHARED, [100, 300, 110, 330, 120, 310, 100], control=True)
-    private = rows(CacheMode.PER_WORKER, [120, 60, 130, 70, 120, 60, 110])
-    (comparison,) = contention_report([*shared, *again, *private]).comparisons
-    assert comparison.control is not None
-    assert noise_factor(comparison.control) > 1.1
-    assert not comparison.throughput[CacheMode.PER_WORKER].higher
-    assert comparison.creation_rate[CacheMode.PER_WORKER].control != comparison.control
-
-
 def test_only_samples_of_one_run_are_pairs() -> None:
-    """A mode that was measured in a later run, on a machine that had become four times as slow."""
     idle = [each for each in matrix({"shared": 1.0, "none": 1.0}) if each.mode == "shared"]
     busy = [
         msgspec.structs.replace(each, run="2", wall_ns=each.wall_ns * 4)
@@ -121,7 +97,6 @@ def test_only_samples_of_one_run_are_pairs() -> None:
 
 
 def test_a_baseline_that_a_later_run_took_again_leaves_no_control_behind() -> None:
-    """A mode was added that is the baseline now: what is beside it has a control of its own."""
     before = [
         msgspec.structs.replace(each, mode=CacheMode.PER_WORKER) if each.control else each
         for each in matrix({"per-worker": 1.0, "none": 1.0})
@@ -206,7 +181,6 @@ def test_refused_pipelines_are_told_by_device() -> None:
 
 
 def test_a_warm_cell_whose_cache_does_not_hold_everything_is_told() -> None:
-    """What the driver does not keep is compiled, as in a cold run."""
     cold = series(STEADY, hits=0)
     whole, half = (
         series(STEADY, start="warm", workers=count, hits=hits) for count, hits in ((1, 1000), (2, 500))

@@ -1,7 +1,4 @@
-"""Plans of benchmarks.
-
-Contenders are interleaved, controls are there, rounds are whole, and what is there is not measured again.
-"""
+"""Plans of benchmarks."""
 
 from __future__ import annotations
 
@@ -9,13 +6,12 @@ from collections import Counter
 
 import pytest
 from attrs import evolve
-from msgspec import structs
 
 from orchestrator.bench.jobs import SampleJob
 from orchestrator.bench.matrix import Matrix, eta_of, remaining
-from orchestrator.bench.rows import Row, Start, failed_arms
+from orchestrator.bench.rows import Row, Start
 from orchestrator.devices.device import CacheMode
-from tests.bench.support import failure, sample, sample_of
+from tests.bench.support import sample_of
 
 PLAN = Matrix(
     set_paths=("a.foz",),
@@ -69,25 +65,6 @@ def test_warm_runs_are_repeated_and_cold_ones_are_not() -> None:
 def test_the_baseline_is_the_first_mode_without_shared() -> None:
     plan = evolve(PLAN, modes=(CacheMode.PER_WORKER, CacheMode.NONE))
     assert {job.mode for job in plan.jobs() if job.control} == {"per-worker"}
-
-
-def test_what_is_there_is_not_taken_again() -> None:
-    jobs = list(PLAN.jobs())
-    warm_ups = sum(job.round < 0 for job in jobs)
-    rows = [row_of(job) for job in jobs[: warm_ups - 2]]
-    assert remaining(PLAN, rows) == jobs[warm_ups - 2 :]
-    begun = [row_of(job) for job in jobs[: warm_ups + 2]]
-    assert remaining(PLAN, begun) == jobs[warm_ups:]  # no part of a round stands beside another run's
-    assert len({(job.round, job.conditions) for job in jobs[warm_ups : warm_ups + 4]}) == 1
-    lost = {job.arm for job in jobs[warm_ups + 2 : warm_ups + 4]}
-    assert remaining(PLAN, begun, lost) == [job for job in jobs[warm_ups + 4 :] if job.arm not in lost]
-    failed = failure(device="x")
-    assert remaining(PLAN, [*begun, failed]) == jobs[warm_ups:]
-    assert failed_arms([failed]) == (failed,)
-    control = structs.replace(failed, control=True)
-    again = sample(device="x", start=Start.COLD, workers=1, mode=CacheMode.SHARED)
-    assert failed_arms([failed, control, again]) == (control,)  # another arm says nothing about this one
-    assert failed_arms([failed, again, failed]) == (failed,)
 
 
 def test_the_eta_says_what_it_does_not_know() -> None:

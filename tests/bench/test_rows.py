@@ -1,7 +1,4 @@
-"""Rows and their file.
-
-Rows survive a file, an interrupted write included, and their derived figures are what they say.
-"""
+"""Rows and their file."""
 
 from __future__ import annotations
 
@@ -92,14 +89,6 @@ def test_a_line_that_was_cut_off_is_no_row_and_goes_when_writing_goes_on(tmp_pat
         with RowWriter(path) as writer:
             writer.write(sample(round=1))
         assert [row.round for row in read_rows(path)] == [0, 1]
-
-
-def test_a_full_disk_is_told_with_the_path(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    with RowWriter(path) as writer, Path("/dev/full").open("wb", buffering=0) as full:
-        os.dup2(full.fileno(), writer._file.fileno())
-        with pytest.raises(RowsError, match=f"{path}: a sample cannot be written: No space left on device"):
-            writer.write(sample())
 
 
 @pytest.mark.parametrize("line", [b"{}", b"nonsense", b'{"row":"sample"}', b'{"row":"else"}', b"\xff\xfe"])

@@ -1,7 +1,4 @@
-"""Statistics over few samples.
-
-Medians, intervals, ratios, and that noise is not called a difference while a difference is found.
-"""
+"""Statistics over few samples."""
 
 from __future__ import annotations
 
@@ -29,10 +26,10 @@ times = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=15)
 
 
 def noise_of(first: Sequence[float], second: Sequence[float]) -> Estimate:
-    """The ratio of an A/A control: both arms of each pair."""
     return paired_ratio(second, first)
 
 
+@settings(max_examples=30)
 @given(times)
 def test_an_interval_holds_the_median_and_lies_within_the_samples(values: list[float]) -> None:
     found = estimate(values)
@@ -48,7 +45,7 @@ def test_five_pairs_give_an_interval_that_spans_them_all() -> None:
     assert (found.low, found.median, found.high) == (1.0, 3.0, 5.0)
 
 
-@pytest.mark.parametrize("count", [6, 11, 31])
+@pytest.mark.parametrize("count", [6, 31])
 def test_an_interval_holds_the_true_median_as_often_as_it_says(count: int) -> None:
     # Of 1,000 draws 950 +- 21 in three standard deviations; interpolation is exact to a percent or so.
     random = np.random.default_rng(count)
@@ -63,11 +60,12 @@ def test_an_interval_holds_the_true_median_as_often_as_it_says(count: int) -> No
 
 def test_an_unpaired_ratio_holds_the_true_one_as_often_as_it_says() -> None:
     random = np.random.default_rng(3)
-    draws = random.lognormal(0, 0.05, (300, 2, 9))
+    draws = random.lognormal(0, 0.05, (120, 2, 9))
     found = [unpaired_ratio((1.1 * above).tolist(), below.tolist()) for above, below in draws]
-    assert sum(each.low <= 1.1 <= each.high for each in found) >= 280
+    assert sum(each.low <= 1.1 <= each.high for each in found) >= 112
 
 
+@settings(max_examples=20)
 @given(times)
 def test_a_ratio_and_its_inverse_agree(values: list[float]) -> None:
     other = [value * 2 for value in values]
@@ -105,44 +103,33 @@ def test_an_unpaired_ratio_is_that_of_the_medians() -> None:
     assert found.count == 3
 
 
-@settings(max_examples=20)
-@given(times, times)
-def test_an_unpaired_ratio_and_its_inverse_agree(above: list[float], below: list[float]) -> None:
-    there, back = unpaired_ratio(above, below), unpaired_ratio(below, above)
-    assert there.low * back.high == pytest.approx(1)
-    assert there.high * back.low == pytest.approx(1)
-
-
 def test_pairs_are_of_rounds_that_both_have() -> None:
     assert by_round({0: 1.0, 1: 2.0, 3: 4.0}, {1: 5.0, 3: 0.0, 4: 6.0}, float) == ([2.0], [5.0])
 
 
 def noisy(random: np.random.Generator, level: float, count: int) -> list[float]:
-    """Times with the noise of a shared machine: a few percent, and now and then an outlier."""
     values = level * random.lognormal(0, 0.04, count)
     slow = random.random(count) < 0.1
     return [float(each) for each in np.where(slow, values * random.uniform(1.1, 1.8, count), values)]
 
 
 def difference(random: np.random.Generator, factor: float, count: int) -> Difference:
-    """A contender that is `factor` of the baseline, beside a control."""
     base, control, other = (noisy(random, level, count) for level in (1.0, 1.0, factor))
     return Difference(paired_ratio(other, base), noise_of(base, control))
 
 
 def wrong(found: Difference) -> bool:
-    """Whether equal things are said to differ."""
     return found.higher or found.lower
 
 
-@pytest.mark.parametrize("count", [5, 7, 11, 21])
+@pytest.mark.parametrize("count", [5, 21])
 def test_a_against_a_shows_no_difference(count: int) -> None:
     random = np.random.default_rng(count)
     found = sum(wrong(difference(random, 1.0, count)) for _ in range(100))
     assert found <= 5
 
 
-@pytest.mark.parametrize("count", [5, 7, 11])
+@pytest.mark.parametrize("count", [5, 11])
 def test_a_against_a_shows_no_difference_in_recorded_noise(count: int) -> None:
     # Three runs of the same, side by side, a round: baseline, contender, control. 100 benchmarks that
     # overlap.

@@ -29,7 +29,7 @@ from orchestrator.sets.opening import open_paths
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits
-from tests.run.small_sets import compute_keys
+from tests.run.small_sets import compute_keys, write_small_set
 from tests.run.test_openers import CONTROL, MESH_SHADERS, know, write_pipelines
 from tests.sets.archive.small_archives import application, archive, record
 from tests.stores.profiles import tried
@@ -50,7 +50,6 @@ def sample_job(set_paths: tuple[str, ...], **changes: Any) -> SampleJob:
 
 
 def fill_job(set_paths: tuple[str, ...], folder: Path, **options: Any) -> FillJob:
-    """Fills a cache in a folder, on the simulated device."""
     return FillJob(
         **{"workers": 2, **options}, set_paths=set_paths, device="simulated", cache_directory=str(folder)
     )
@@ -58,7 +57,6 @@ def fill_job(set_paths: tuple[str, ...], folder: Path, **options: Any) -> FillJo
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> tuple[str]:
-    """Four compute pipelines of a captured application."""
     path = tmp_path / "recorded.foz"
     write_pipelines(path, application("captured", 0, MESH_SHADERS))
     return (str(path),)
@@ -121,7 +119,8 @@ def test_a_sample_and_a_compile_are_scheduled_alike(tmp_path: Path, monkeypatch:
         return asked(image, workers, options, **given)
 
     monkeypatch.setattr("orchestrator.run.compile_schedule.scheduler_of", noted)
-    paths = (str(sample_path()),)
+    write_small_set(tmp_path / "set.foz", 0, 12)
+    paths = (str(tmp_path / "set.foz"),)
     for folder in ("filled", "compiled"):
         (tmp_path / folder).mkdir(mode=0o700)
     job = fill_job(paths, tmp_path / "filled", mode=CacheMode.PER_WORKER, passes=0)

@@ -1,7 +1,4 @@
-"""Chrome trace events.
-
-A trace is what Perfetto and chrome://tracing read: complete events with times from zero, rows with names.
-"""
+"""Chrome trace events."""
 
 from __future__ import annotations
 

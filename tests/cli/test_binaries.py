@@ -15,7 +15,7 @@ from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores.binary_store import BinaryStore, Generation
 from orchestrator.stores.state import STATE_NAME
 from tests.cli.conftest import Call
-from tests.stores.test_binary_store import pipeline
+from tests.stores.binaries import pipeline
 
 IDENTITY = simulated_identity()
 HERE = Generation.of(IDENTITY, b"global key")

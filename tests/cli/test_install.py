@@ -192,7 +192,7 @@ def test_a_driver_that_does_not_merge_takes_nothing(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack, path = make_pack(tmp_path / "pack", OLD).directory, path_in(tmp_path / "cache")
-    opener = "tests.packs.test_packs:not_merging"
+    opener = "tests.packs.openers:not_merging"
     monkeypatch.setattr(driver, "install", partial(driver.install, opener=opener))
     save_cache_file(path, IDENTITY, data_of(UNION))
     done = install_in(call, pack, path.parent)

@@ -1,7 +1,4 @@
-"""The bisection on a real driver: it finds what programs that are not ours found, and nothing against it.
-
-The whole takes half a minute on two cores (`orchestrator doctor --keys`); here it is a part.
-"""
+"""The bisection on a real driver: it finds what programs that are not ours found, and nothing against it."""
 
 from __future__ import annotations
 

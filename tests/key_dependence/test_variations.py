@@ -18,7 +18,6 @@ PROFILE = (
 
 @pytest.fixture
 def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Mesa's folder of profiles, empty."""
     monkeypatch.setenv("DRIRC_CONFIGDIR", str(tmp_path))
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""What the tests of the stores have in common: an identity, data that fits it, damage, fault sweeps."""
+"""What the tests of the stores have in common: an identity, data that fits it, damage."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from attrs import evolve
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import PipelineCachePrefixHeader
-from orchestrator.stores.files.fault_injection import FAILURES, FaultyFileOperations
 
 NAVI21 = DeviceIdentity(
     vendor_id=0x1002,
@@ -52,24 +51,6 @@ def flipped_bits(content: bytes) -> Iterator[bytes]:
         damaged = bytearray(content)
         damaged[bit // 8] ^= 1 << bit % 8
         yield bytes(damaged)
-
-
-def other_lengths(content: bytes) -> Iterator[bytes]:
-    """Content that was cut anywhere, or has a byte too many."""
-    yield from (content[:length] for length in range(len(content)))
-    yield content + b"\0"
-
-
-def sweep(clean_calls: int) -> Iterator[FaultyFileOperations]:
-    """Operations with every fault at every call; the last of each fault is past the end and must not fire."""
-    for fault in FAILURES:
-        for at in range(clean_calls + 1):
-            yield FaultyFileOperations(fault, at)
-
-
-def assert_no_open_descriptors(operations: FaultyFileOperations) -> None:
-    """Every descriptor that was opened was closed."""
-    assert operations.open_descriptors == frozenset()
 
 
 def temporaries(directory: Path) -> list[str]:

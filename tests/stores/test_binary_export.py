@@ -19,7 +19,7 @@ from orchestrator.stores.binary_export import (
 )
 from orchestrator.stores.binary_store import BinaryStore, StoredPipeline
 from orchestrator.stores.files.atomic_file import MacKey
-from tests.stores.test_binary_store import GENERATION, OTHER, pipeline
+from tests.stores.binaries import GENERATION, OTHER, pipeline
 
 KEY = MacKey.of(bytes(range(32)))
 WRONG = MacKey.of(bytes(32))

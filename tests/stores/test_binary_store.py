@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import time
@@ -15,13 +17,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from orchestrator.devices.binary_data import PipelineBinary
-from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores.binary_store import (
     COLLIDES,
     DAMAGED,
@@ -37,10 +37,7 @@ from orchestrator.stores.binary_store import (
 )
 from orchestrator.stores.state import STATE_NAME
 from tests.drivers import REPOSITORY, unsupported
-
-GENERATION = Generation.of(simulated_identity(), b"global key")
-OTHER = Generation.of(simulated_identity(), b"another global key")
-OTHER_DRIVER = Generation.of(evolve(simulated_identity(), driver_version=2), b"global key")
+from tests.stores.binaries import GENERATION, OTHER, OTHER_DRIVER, content, found, pipeline
 
 KILLS = int(os.environ.get("ORCHESTRATOR_STORE_KILLS", "6"))
 FLIPS = int(os.environ.get("ORCHESTRATOR_STORE_FLIPS", "90"))
@@ -52,42 +49,7 @@ def store(tmp_path: Path) -> Iterator[BinaryStore]:
         yield opened
 
 
-def pipeline(
-    state: int, *contents: bytes, driver_key: bytes | None = None, identifiers: bytes = b""
-) -> StoredPipeline:
-    key = b"key %d" % state if driver_key is None else driver_key
-    binaries = tuple(PipelineBinary(b"binary " + each[:20], each) for each in contents)
-    return StoredPipeline(b"state %d" % state, key, binaries, identifiers)
-
-
-def found(store: BinaryStore, state: int) -> tuple[str, list[bytes]]:
-    with store.reading(GENERATION) as reader:
-        ((_, outcome, pipeline),) = reader.find_all([b"state %d" % state])
-        return outcome, [bytes(each.data) for each in pipeline.binaries] if pipeline else []
-
-
-def started(program: str, *arguments: object) -> subprocess.Popen[str]:
-    """A process of its own that answers by lines."""
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-    )
-
-
-def killed(process: subprocess.Popen[str]) -> list[int]:
-    """Kill a process; the numbers that it wrote in whole lines and nobody read yet."""
-    with process:
-        process.kill()
-        assert process.stdout is not None
-        lines = process.stdout.read().splitlines(keepends=True)
-    return [int(line) for line in lines if line.endswith("\n")]
-
-
 def output_of(*command: str) -> str:
-    """What a command prints, which must end well."""
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
@@ -231,29 +193,29 @@ def test_it_does_what_a_dictionary_does(
 def test_the_bound_holds_and_what_was_used_last_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bound, noise, now = 8 << 20, random.Random(7), [1_000_000.0]
+    bound, noise, now = LEAST_BOUND, random.Random(7), [1_000_000.0]
     monkeypatch.setattr("orchestrator.stores.binary_store.time.time", lambda: now[0])
     with BinaryStore.open(tmp_path, bound_bytes=bound) as store:
         largest, report = 0, PutReport()
         favourite = [pipeline(state, noise.randbytes(9000)) for state in range(20)]  # 180 KB
         store.put(GENERATION, favourite)
-        for start in range(100, 1900, 100):  # six times the bound
+        for start in range(100, 1000, 50):  # six times the bound
             now[0] += 1
             some = [
                 pipeline(state, noise.randbytes(noise.choice((300, 15_000, 80_000))))
-                for state in range(start, start + 100)
+                for state in range(start, start + 50)
             ]
             report += store.put(GENERATION, some)
             now[0] += 1
             store.touch(GENERATION, [each.state_key for each in favourite], grain_s=0)
             largest = max(largest, store.path.stat().st_size)
         assert report.stored_bytes > 6 * bound
-        assert report.evicted > 700
+        assert report.evicted > 350
         assert "not all pipelines fit" in report.lost
         assert largest <= 1.1 * bound
         assert store.statistics().used_bytes <= bound
         assert [found(store, state)[0] for state in range(20)] == [FOUND] * 20
-        assert found(store, 1899)[0] == FOUND
+        assert found(store, 999)[0] == FOUND
         assert store.verify() == []
 
 
@@ -421,7 +383,7 @@ _FULL = """
 import os, sys
 from pathlib import Path
 from orchestrator.stores.binary_store import BinaryStore, StoreError
-from tests.stores.test_binary_store import GENERATION, found, pipeline
+from tests.stores.binaries import GENERATION, found, pipeline
 
 disk = Path(sys.argv[1])
 folder, ballast = disk / "cache", disk / "ballast"
@@ -465,7 +427,6 @@ with BinaryStore.open(folder) as store:
 
 
 def test_a_file_system_that_is_full_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
-    """A file system of 6 MiB, in a namespace of its own."""
     enter = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
     mount = 'mount -t tmpfs -o size=6m tmpfs "$1" && shift'
     if subprocess.run([*enter, mount, "sh", str(tmp_path)], capture_output=True).returncode:
@@ -479,56 +440,59 @@ def test_a_file_system_that_is_full_is_an_error_and_loses_nothing(tmp_path: Path
 
 # --- processes that are killed
 
-_WRITER = """
-import sys
-from pathlib import Path
-from orchestrator.stores.binary_store import BinaryStore
-from tests.stores.test_binary_store import GENERATION, OTHER, content, pipeline
-folder, first, compacts = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
-with BinaryStore.open(folder, bound_bytes=4 << 30) as store:
-    for number in range(first, first + 100_000, 4):
-        states = range(number, number + 4)
-        store.put(GENERATION, [pipeline(state, content(state), b"common" * 200) for state in states])
-        if number % 3 == 0:
-            store.touch(GENERATION, [b"state %d" % number], grain_s=0)
-        if compacts:
-            store.put(OTHER, [pipeline(number, content(number + 1))])
-            store.prune([OTHER])
-            BinaryStore.compact(folder)
-        print(number, flush=True)
-"""
 
-
-def content(state: int) -> bytes:
-    return random.Random(state).randbytes(200 + state * 37 % 6000)
+def write_forever(folder: Path, first: int, compacts: bool, acknowledge: int) -> None:
+    with BinaryStore.open(folder, bound_bytes=4 << 30) as store:
+        for number in range(first, first + 100_000, 4):
+            states = range(number, number + 4)
+            store.put(GENERATION, [pipeline(state, content(state), b"common" * 200) for state in states])
+            if number % 3 == 0:
+                store.touch(GENERATION, [b"state %d" % number], grain_s=0)
+            if compacts:
+                store.put(OTHER, [pipeline(number, content(number + 1))])
+                store.prune([OTHER])
+                BinaryStore.compact(folder)
+            os.write(acknowledge, number.to_bytes(4, "little"))
 
 
 @pytest.mark.parametrize("compacts", [False, True])
 def test_killed_writers_lose_nothing_that_they_acknowledged(tmp_path: Path, compacts: bool) -> None:
-    """Two processes write; one of them is killed at a random moment and begins again; a third one looks."""
-    noise = random.Random(5)
-    acknowledged: list[int] = []
+    noise, acknowledged = random.Random(5), bytearray()
     firsts = iter(range(0, 10**9, 10**5))
 
-    def begun() -> subprocess.Popen[str]:
-        return started(_WRITER, tmp_path, next(firsts), compacts)
+    def begun() -> tuple[int, int]:
+        first, (reading, writing) = next(firsts), os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                write_forever(tmp_path, first, compacts, writing)
+            finally:
+                os._exit(1)
+        os.close(writing)
+        return child, reading
 
+    def killed(child: int, reading: int) -> bytes:
+        os.kill(child, signal.SIGKILL)
+        assert os.WIFSIGNALED(os.waitpid(child, 0)[1])  # it did not end before
+        with os.fdopen(reading, "rb") as pipe:
+            return pipe.read()
+
+    # Two processes write; one of them is killed at a random moment and begins again; a third one looks.
     writers = [begun() for _ in range(2)]
     try:
         for number in range(KILLS):
-            victim = writers[number % 2]
-            assert victim.stdout is not None
-            acknowledged.append(int(victim.stdout.readline()))  # it is at work
+            acknowledged += os.read(writers[number % 2][1], 4)  # it is at work
             time.sleep(noise.random() * 0.15)
-            acknowledged += killed(victim)
+            acknowledged += killed(*writers[number % 2])
             writers[number % 2] = begun()
     finally:
         for writer in writers:
-            acknowledged += killed(writer)
+            acknowledged += killed(*writer)
+    starts = [number for (number,) in struct.iter_unpack("<I", acknowledged)]
     with BinaryStore.open(tmp_path) as store:
         assert store.set_aside == ""
         assert store.verify() == []
-        for state in (first + within for first in acknowledged for within in range(4)):
+        for state in (first + within for first in starts for within in range(4)):
             assert found(store, state) == (FOUND, [content(state), b"common" * 200])
-    print(f"{KILLS} kills, {len(acknowledged)} acknowledged")
-    assert len(acknowledged) >= KILLS
+    print(f"{KILLS} kills, {len(starts)} acknowledged")
+    assert len(starts) >= KILLS

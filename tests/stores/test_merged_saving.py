@@ -119,13 +119,6 @@ def test_nothing_new_writes_nothing_but_makes_the_name_last(path: Path) -> None:
         save_merged(SimulatedDevice(), path, data_of(OURS), operations=Broken())
 
 
-def test_an_empty_cache_is_not_saved(path: Path) -> None:
-    device = SimulatedDevice()
-    report = save_merged(device, path, device.create_pipeline_cache())
-    assert report.skipped == "the driver's cache holds nothing: its 32 bytes are a header"
-    assert not path.parent.exists()
-
-
 def test_without_the_lock_nothing_is_done(path: Path) -> None:
     put(path, file_of(OLD))
     with writer_lock(path) as held:
@@ -136,17 +129,10 @@ def test_without_the_lock_nothing_is_done(path: Path) -> None:
     assert readable(path) == [OLD]
 
 
-def test_what_loaded_in_a_merge_becomes_the_previous_one(path: Path) -> None:
-    for keys in (OLDER, OLD, OURS):
-        save_merged(SimulatedDevice(), path, data_of(keys))
-    assert readable(path) == [UNION, OLDER | OLD]
-
-
 @pytest.mark.parametrize(("older", "gives"), [(OLDER, OLDER | OURS), (UNION, UNION)])
 def test_what_is_damaged_is_replaced_by_what_the_previous_one_gives(
     path: Path, older: Keys, gives: Keys
 ) -> None:
-    """Also where nothing is new."""
     device = SimulatedDevice()
     save_merged(device, path, data_of(older))
     save_merged(device, path, data_of(frozenset({99})))
@@ -248,8 +234,7 @@ def test_what_is_over_the_cap_when_merged_does_not_keep_later_ones_out(path: Pat
 
 
 @pytest.mark.parametrize(
-    "bugs",
-    [DriverBugs(merge_does_nothing=True), DriverBugs(out_of_memory_operations={CacheOperation.MERGE})],
+    "bugs", [DriverBugs(merge_does_nothing=True), DriverBugs(out_of_memory_operations={CacheOperation.MERGE})]
 )
 @pytest.mark.parametrize(("there", "kept"), [(OLDER, OURS), (UNION, UNION)])
 def test_a_driver_that_does_not_merge_costs_no_more_than_the_smaller_one(

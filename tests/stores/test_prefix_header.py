@@ -6,10 +6,9 @@ import struct
 
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import (
     MAGIC,
     PREFIX_HEADER_SIZE,
@@ -19,7 +18,7 @@ from orchestrator.stores.cache_file import (
     PipelineCachePrefixHeader,
 )
 from orchestrator.stores.files.atomic_file import content_hash128
-from tests.stores.samples import NAVI21, driver_data, file_content
+from tests.stores.samples import NAVI21, driver_data
 
 u32 = st.integers(0, 2**32 - 1)
 
@@ -31,7 +30,6 @@ def status_of(content: bytes) -> LoadStatus:
 
 
 def resealed(header: bytes) -> bytes:
-    """A header with its hash made to agree again."""
     return header[:112] + content_hash128(header[:112])
 
 
@@ -54,6 +52,7 @@ headers = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(headers)
 def test_every_header_reads_back_as_it_was(header: PipelineCachePrefixHeader) -> None:
     assert PipelineCachePrefixHeader.unpack(header.pack()) == header
@@ -89,33 +88,6 @@ def test_what_people_read_is_no_difference() -> None:
     assert header.differences(renamed) == ()
 
 
-def test_vulkan_header_is_parsed() -> None:
-    header = PipelineCacheHeader.unpack(driver_data())
-    assert header == PipelineCacheHeader(32, 0x1002, 0x73BF, NAVI21.pipeline_cache_uuid)
-    assert header.difference(NAVI21) is None
-
-
-@pytest.mark.parametrize(
-    ("other", "field", "text"),
-    [
-        (evolve(NAVI21, vendor_id=0x10DE), "vendorID", "expected 0x10de, found 0x1002"),
-        (evolve(NAVI21, device_id=1), "deviceID", "expected 0x1, found 0x73bf"),
-        (
-            evolve(NAVI21, pipeline_cache_uuid=bytes(16)),
-            "pipelineCacheUUID",
-            f"expected {'00' * 16}, found {bytes(range(1, 17)).hex()}",
-        ),
-    ],
-)
-def test_a_difference_of_the_vulkan_header_names_the_field(
-    other: DeviceIdentity, field: str, text: str
-) -> None:
-    difference = PipelineCacheHeader.unpack(driver_data()).difference(other)
-    assert difference is not None
-    assert difference.status is LoadStatus.VULKAN_HEADER_MISMATCH
-    assert (difference.field, str(difference)) == (field, f"{field}: {text}")
-
-
 @pytest.mark.parametrize(
     ("data", "field"),
     [
@@ -136,9 +108,3 @@ def test_what_is_no_vulkan_header_is_refused(data: bytes, field: str) -> None:
 def test_a_longer_vulkan_header_is_allowed() -> None:
     data = struct.pack("<IIII16s", 40, 1, 1, 2, bytes(16)) + bytes(8)
     assert PipelineCacheHeader.unpack(data).header_size == 40
-
-
-def test_headers_are_read_from_a_view_of_a_file() -> None:
-    content = memoryview(file_content())
-    assert PipelineCachePrefixHeader.unpack(content).data_size == len(content) - PREFIX_HEADER_SIZE
-    assert PipelineCacheHeader.unpack(content[PREFIX_HEADER_SIZE:]).device_id == 0x73BF

@@ -8,7 +8,6 @@ import pytest
 
 from orchestrator.stores.cache_file import save_cache_file, sweep_directory
 from orchestrator.stores.files.atomic_file import FileOperations, SaveError
-from orchestrator.stores.files.writer_lock import writer_lock
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, file_of, path_in
 
 
@@ -25,28 +24,11 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_what_was_left_is_removed(path: Path) -> None:
-    left = [temporary(path), temporary(path, 1, ".previous")]
-    report = sweep_directory(path.parent)
-    assert set(report.removed) == set(left)
-    assert (report.failed, report.busy) == ((), ())
-    assert sorted(each.name for each in path.parent.iterdir()) == [path.name, f"{path.name}.lock"]
-
-
 def test_a_save_sweeps_up_after_its_own_file(path: Path) -> None:
     temporary(path)
     other = temporary(path.with_name(f"other-{path.name}"))
     assert save_cache_file(path, IDENTITY, data_of(OURS)).leftovers == ()
     assert [each for each in path.parent.iterdir() if each.name.startswith(".")] == [other]
-
-
-def test_what_a_living_process_has_stays(path: Path) -> None:
-    half = temporary(path)
-    with writer_lock(path) as held:
-        assert held
-        report = sweep_directory(path.parent)
-        assert (report.removed, report.busy) == ((), (path,))
-        assert half.exists()
 
 
 @pytest.mark.parametrize(

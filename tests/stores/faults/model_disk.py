@@ -57,7 +57,6 @@ class Event:
     content: bytes = b""  # Its content after that.
     synced: _File | None = None  # A file whose content lasts now.
     synced_directory: Path | None = None  # A directory whose names last now.
-    mark: str | None = None  # What the test noted here, such as a save that was acknowledged.
 
 
 @define(eq=False)
@@ -89,10 +88,6 @@ class ModelDisk(FileOperations):
     def open_descriptors(self) -> frozenset[int]:
         """Descriptors that are open."""
         return frozenset(self._open)
-
-    def mark(self, text: str) -> None:
-        """Note something in the record."""
-        self.events.append(Event(mark=text))
 
     def _find(self, path: Path) -> _File:
         if (found := self._names.get(path)) is None:

@@ -73,10 +73,7 @@ class Series:
 SERIES = (
     Series("the first save", {DIRECTORY / "notes": b""}, NOTHING, ((save(OLD), OLD),)),
     Series(
-        "three saves",
-        {PATH: file_of(OLD)},
-        OLD,
-        ((save(MANY), MANY), (save(OURS), OURS), (save(OLD), OLD)),
+        "three saves", {PATH: file_of(OLD)}, OLD, ((save(MANY), MANY), (save(OURS), OURS), (save(OLD), OLD))
     ),
     Series(
         "saves, loads and merges",

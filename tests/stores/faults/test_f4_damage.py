@@ -24,16 +24,7 @@ from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.inspection import inspect_cache_file
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.model_disk import ModelDisk
-from tests.stores.faults.sets import (
-    NOTHING,
-    OLDER,
-    POISON,
-    Keys,
-    file_of,
-    keys_in,
-    path_in,
-    strict_device,
-)
+from tests.stores.faults.sets import NOTHING, OLDER, POISON, Keys, file_of, keys_in, path_in, strict_device
 from tests.stores.samples import flipped_bits
 
 PATH = path_in(Path("/caches"))
@@ -43,24 +34,20 @@ FLIPS = 1500
 
 
 def flipped_bits_of_headers() -> Iterator[bytes]:
-    """Every bit of both headers, ours and the driver's."""
     yield from islice(flipped_bits(CONTENT), (PREFIX_HEADER_SIZE + CACHE_HEADER_SIZE) * 8)
 
 
 def truncated() -> Iterator[bytes]:
-    """Every length that is too short."""
     for length in range(len(CONTENT)):
         yield CONTENT[:length]
 
 
 def extended() -> Iterator[bytes]:
-    """Too long: by a byte, by zeros, by a block, by another file."""
     for tail in (b"\0", b"\n", *(bytes(1 << power) for power in range(1, 15)), CONTENT, file_of(OLDER)):
         yield CONTENT + tail
 
 
 def zero_tails() -> Iterator[bytes]:
-    """The right length, and zeros from some byte on."""
     for kept in range(len(CONTENT)):
         yield CONTENT[:kept] + bytes(len(CONTENT) - kept)
 
@@ -153,7 +140,6 @@ def test_a_length_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("check", ["_check_data", "_check_length"])
 def test_a_check_that_is_left_out_is_found(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the hash, damage reaches the driver. Without the length, the hash still tells."""
     monkeypatch.setattr(f"orchestrator.stores.cache_file.{check}", lambda header, data: None)
     monkeypatch.setattr("tests.stores.faults.test_f4_damage.DAMAGES", (random_flips, truncated))
     if check == "_check_length":

@@ -68,10 +68,7 @@ def round_of(target: Target, number: int, examples: int) -> tuple[int, set[str]]
 
     @seed(number)
     @settings(
-        max_examples=examples,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
+        max_examples=examples, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
     )
     @given(
         st.one_of(
@@ -125,7 +122,6 @@ def test_only_typed_errors_and_bounded_memory(name: str, count_cases: CountCases
 
 
 def test_good_inputs_are_taken() -> None:
-    """A target that refuses everything would find nothing."""
     refused = []
     for target in TARGETS:
         try:

@@ -81,7 +81,6 @@ def flips(content: bytes, most: int, seed: int) -> Iterator[bytes]:
 
 
 def replaced(path: Path, content: bytes) -> None:
-    """A file that is another one than that which was checked before."""
     for each in path.parent.glob(path.name + "*"):
         each.unlink()
     path.write_bytes(content)
@@ -164,7 +163,6 @@ def flipped_logs(logged: tuple[Path, Path, bytes], *, seals: bool) -> Counter[st
 def test_no_flipped_bit_of_the_log_gives_a_wrong_value(
     logged: tuple[Path, Path, bytes], seals: bool, count_cases: CountCases
 ) -> None:
-    """What a killed process left in it, on top of the file."""
     found = flipped_logs(logged, seals=seals)
     assert not found["wrong"]
     assert found["old"] > 100 or seals
@@ -304,7 +302,6 @@ def test_a_read_only_disk_is_read_and_not_written(cache_file: Path) -> None:
 
 
 def test_a_database_that_moves_away_takes_no_writer_along(cache_file: Path) -> None:
-    """A process that has it open while another one puts it aside does not write to the new one."""
     with State.open_to_write(cache_file.parent) as state:
         aside = cache_file.parent / "aside"
         shutil.move(state.path, aside)

@@ -32,7 +32,6 @@ METHODS = {each for each in set(dir(Path)) - set(dir(PurePath)) if not each.star
 
 
 def definitions(tree: ast.Module) -> dict[str, ast.stmt]:
-    """The classes and functions of a module by name."""
     return {each.name: each for each in tree.body if isinstance(each, ast.ClassDef | ast.FunctionDef)}
 
 

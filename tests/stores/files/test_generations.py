@@ -18,7 +18,6 @@ from tests.stores.faults.sets import (
     OURS,
     Keys,
     data_of,
-    file_of,
     loaded_keys,
     path_in,
     readable,
@@ -73,13 +72,6 @@ def test_the_previous_one_is_loaded_where_the_current_is_damaged(tmp_path: Path)
     # What is damaged never becomes the previous one, so that this one is still there after a save.
     save(path, OURS)
     assert readable(path) == [OURS, OLDER]
-
-
-def test_the_previous_one_is_loaded_where_the_current_is_missing(tmp_path: Path) -> None:
-    path = path_in(tmp_path)
-    previous_path(path).write_bytes(file_of(OLDER))
-    assert loaded_keys(path) == (OLDER, LoadStatus.LOADED)
-    assert readable(path) == [OLDER]
 
 
 def test_where_both_are_damaged_both_are_named(tmp_path: Path) -> None:
@@ -159,14 +151,3 @@ def test_a_load_of_another_process_keeps_the_previous_one(tmp_path: Path) -> Non
         assert readable(path) == [OLD, OLDER]
     assert loaded_keys(path) == (OLD, LoadStatus.LOADED)
     assert readable(path) == [OLD]
-
-
-def test_two_names_of_one_file_leave_no_third(tmp_path: Path) -> None:
-    # What a crash between the two renames leaves; then the current one loads, and is kept again.
-    path = path_in(tmp_path)
-    save(path, OLD)
-    previous_path(path).hardlink_to(path)
-    assert loaded_keys(path)[0] == OLD
-    save(path, OURS)
-    assert readable(path) == [OURS, OLD]
-    assert not list(tmp_path.glob(".*"))

@@ -41,7 +41,6 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_both_names_of_a_moved_file_are_made_to_last(tmp_path: Path) -> None:
-    """A crash after the move must not bring back, under its old name, what was refused."""
     operations = FaultyFileOperations()
     (tmp_path / "file").write_bytes(b"content")
     moved = quarantine_file(tmp_path / "file", operations)

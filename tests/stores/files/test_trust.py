@@ -29,8 +29,7 @@ class SomebodyElse(FileOperations):
 
 
 @pytest.mark.parametrize(
-    ("mode", "writers"),
-    [(0o620, "its group"), (0o602, "everybody"), (0o666, "its group and everybody")],
+    ("mode", "writers"), [(0o620, "its group"), (0o602, "everybody"), (0o666, "its group and everybody")]
 )
 def test_a_file_that_others_may_write_is_refused(tmp_path: Path, mode: int, writers: str) -> None:
     path = path_in(tmp_path)
@@ -52,11 +51,7 @@ def test_a_file_that_others_may_write_is_refused(tmp_path: Path, mode: int, writ
 
 @pytest.mark.parametrize(
     ("mode", "mend"),
-    [
-        (0o770, "chmod go-w '{}'"),
-        (0o702, "chmod go-w '{}'"),
-        (0o1777, "use a directory of your own"),
-    ],
+    [(0o770, "chmod go-w '{}'"), (0o702, "chmod go-w '{}'"), (0o1777, "use a directory of your own")],
 )
 def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, mode: int, mend: str) -> None:
     directory = tmp_path / "two words"
