@@ -260,6 +260,19 @@ def test_an_error_of_the_last_save_or_of_an_earlier_run_is_kept(folder: Path) ->
     assert keeper.summarize(replace(before, error="an earlier run")).error == "an earlier run"
 
 
+def test_merges_count_once_and_quiet_between_merges_counts(folder: Path) -> None:
+    path = cache_path(folder, IDENTITY)
+    policy = SavePolicy(quiet_ns=1, growth_pipelines=10**9, overdue_ns=10**15)
+    keeper, cache = keeping(path, OLD, policy)
+    size = keeper.device.pipeline_cache_size(cache)
+    keeper.merged(cache, CacheMerge((size,), size, 0, len(OLD)))
+    assert keeper.saves == []
+    keeper.merged(cache, CacheMerge((size,), size, 0))
+    assert [each.reason for each in keeper.saves] == [SaveReason.QUIET]
+    keeper.finish(cache, SaveReason.EXIT, len(OLD))
+    assert len(keeper.saves) == 1
+
+
 def test_a_cache_that_a_merge_found_empty_is_not_called_one_without_compiles(folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
     keeper, cache = keeping(path)

@@ -42,7 +42,6 @@ def decided(loaded: ProfileLoad[CalibrationProfile] | None = LOADED, **given: An
 
 
 def loaded_with(**changes: Any) -> ProfileLoad[CalibrationProfile]:
-    """The profile, changed."""
     return ProfileLoad(Path("profile"), msgspec.structs.replace(PROFILE, **changes))
 
 
@@ -145,23 +144,24 @@ def test_a_cache_file_that_was_begun_anew_is_not_taken_to_hold_what_it_held(fold
     """Times of all pipelines are known then, and say nothing of what the file holds."""
     with PipelineSet.open(sample_path()) as source:
         half = Subset(keys=frozenset(job.key for job in source.pipelines[::2]))
-    compiled(folder, workers=2)
+    whole = partial(compiled, folder, subset=WHOLE, workers=2)
+    whole()
     (file,) = folder.glob("*.pipeline-cache")
     file.unlink()
     for subset in (half, WHOLE):
         report = compiled(folder, subset=subset, workers=2)
         assert report.mode is CacheMode.PER_WORKER
         assert report.counts()[OutcomeStatus.COMPILED] > 0
-    assert (compiled(folder, workers=2)).mode is CacheMode.SHARED
+    assert whole().mode is CacheMode.SHARED
     # What another process saves since, noting nothing, is another file too.
     content = file.read_bytes()
     compiled(folder / "other", subset=half, workers=2)
     file.write_bytes(next((folder / "other").glob("*.pipeline-cache")).read_bytes())
-    assert (compiled(folder, workers=2)).mode is CacheMode.PER_WORKER
+    assert whole().mode is CacheMode.PER_WORKER
     # And one that was put back is what the last run noted no more.
     file.write_bytes(content)
-    assert (compiled(folder, workers=2)).counts()[OutcomeStatus.COMPILED] == 0
-    assert (compiled(folder, workers=2)).mode is CacheMode.SHARED
+    assert whole().counts()[OutcomeStatus.COMPILED] == 0
+    assert whole().mode is CacheMode.SHARED
 
 
 def test_damaged_notes_of_what_a_file_holds_are_said_and_made_anew(folder: Path) -> None:
@@ -187,24 +187,24 @@ def test_what_a_driver_found_of_its_duplicate_is_in_the_file_too(folder: Path) -
 def test_a_compile_that_is_left_the_choice_keeps_binaries(folder: Path) -> None:
     faster = Choice(mode="binaries", workers=2, words="")
     save_profile(folder, IDENTITY, msgspec.structs.replace(PROFILE, binaries=faster))
-    packed = compiled(folder, cache_file_needed=True)
+    whole = partial(compiled, folder, subset=WHOLE)
+    packed = whole(cache_file_needed=True)
     assert packed.mode is CacheMode.PER_WORKER
     assert packed.cache_file.saved_bytes
-    first = compiled(folder)
-    second = compiled(folder)
+    first = whole()
+    second = whole()
     assert first.mode is second.mode is CacheMode.BINARIES
     assert first.binaries is not None
     assert first.binaries.stored == first.counts()[OutcomeStatus.COMPILED] > 0
     assert second.counts()[OutcomeStatus.COMPILED] == 0
     # A driver that has lost the extension since.
     without = SimulatedDevice(SimulatedOptions(features=simulated_features(pipeline_binaries=False)))
-    third = compiled(folder, device=without)
+    third = whole(device=without)
     assert third.mode is CacheMode.SHARED
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A directory that nobody else may write to."""
     tmp_path.chmod(0o700)
     return tmp_path
 
@@ -212,9 +212,9 @@ def folder(tmp_path: Path) -> Path:
 def compiled(
     folder: Path | None, *, device: Device | None = None, selector: str = "simulated", **options: Any
 ) -> CompileReport:
-    """Compile the sample, on the simulated device unless another one is named."""
+    """Compile an eighth of the sample, on the simulated device unless another one is named."""
     opener = (lambda _: device or SimulatedDevice()) if selector == "simulated" else None
-    made = {"selector": selector, "mode": None, "workers": None, **options}
+    made = {"selector": selector, "mode": None, "workers": None, "subset": Subset(1, 8), **options}
     return trio.run(partial(small_sets.compiled, sample_path(), folder, opener, **made))
 
 

@@ -83,7 +83,8 @@ async def test_of_targets_that_begin_together_one_of_each_kind_decodes_the_set(
 
 def test_the_second_target_takes_the_plan_of_the_first(tmp_path: Path) -> None:
     driver_manifest("radv:navi21")
-    command = ["compile", "sample", "-d", "radv:navi21", "-d", "radv:navi31", "-j", "2", "--json"]
+    devices = ["-d", "radv:navi21", "-d", "radv:navi31"]
+    command = ["compile", "sample", "--shard", "1/3", *devices, "-j", "2", "--json"]
     with one_processor():  # one target at a time
         done = subprocess.run(
             [sys.executable, "-m", "orchestrator", *command, "--cache-dir", str(tmp_path)],

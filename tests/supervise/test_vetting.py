@@ -99,22 +99,13 @@ async def test_isolate_gives_the_driver_nothing_that_was_not_tried(archive: Path
 
 @frozen
 class LinkedSet:
-    """A small set with libraries.
-
-    Attributes:
-        path: Its archive.
-        library: Key of a library.
-        code: Of the library's module, which what links it does not have itself.
-        linker: Key of a pipeline that links it.
-        other: Key of a pipeline that links other libraries.
-        keys: All pipelines.
-    """
+    """A small set with libraries, by keys of pipelines."""
 
     path: Path
     library: int
-    code: bytes
-    linker: int
-    other: int
+    code: bytes  # of the library's module, which what links it does not have itself
+    linker: int  # of that library
+    other: int  # links other libraries
     keys: frozenset[int]
 
 
