@@ -13,7 +13,7 @@ import pytest
 from orchestrator.cli.errors import ExitCode
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.pack import MANIFEST, Pack, PackManifest, PackWriter
-from tests.cli.conftest import Call, inspected, run_program
+from tests.cli.conftest import Call, inspected
 from tests.drivers import (
     driver_environment,
     driver_manifest,
@@ -68,23 +68,23 @@ def test_neither_cache_of_two_targets_loads_on_the_other(call: Call, small_set: 
     assert found["report"]["outcomes"]["compiled"] > 0
 
 
-def test_an_application_finds_all_in_what_is_installed_from_a_pack_of_families(tmp_path: Path) -> None:
+def test_an_application_finds_all_that_a_pack_of_families_installs(call: Call, tmp_path: Path) -> None:
     """The application is a C program that shares nothing with us and is forbidden to compile."""
     driver_manifest("radv:navi21")
     require_header("vulkan/vulkan.h", "libvulkan-dev")
     host = Host.build(tmp_path, require_tool("gcc"))
     application = host.application(recorded_application("sample"))
     pack = tmp_path / "pack"
-    made = run_program("compile", "sample", "--device", PATTERN, "--out", pack, "--json")
+    made = call("compile", "sample", "--device", PATTERN, "--out", pack, "--json")
     assert made.code == ExitCode.OK, made.err
     targets = made.document["targets"]
     assert len(targets) >= 3
     assert len({each["report"]["cache_file"]["path"] for each in targets}) == len(targets)
-    assert run_program("verify", pack).code == ExitCode.OK
+    assert call("verify", pack).code == ExitCode.OK
     payloads = {}
     for target in ("radv:navi31", "radv:navi33"):
         player = tmp_path / target.replace(":", "")
-        done = run_program("install", pack, "--unsigned", "--device", target, "--cache-dir", player, "--json")
+        done = call("install", pack, "--unsigned", "--device", target, "--cache-dir", player, "--json")
         assert done.code == ExitCode.OK, done.err
         assert done.document["target"] == target
         (file,) = player.glob("*.pipeline-cache")
@@ -105,7 +105,7 @@ def test_an_application_finds_all_in_what_is_installed_from_a_pack_of_families(t
         forbid=True,
     )
     assert other.hits == frozenset()
-    none = run_program(
+    none = call(
         "install", pack, "--unsigned", "-d", "radv:navi21", "--cache-dir", tmp_path / "none", "--json"
     )
     assert none.code == ExitCode.PIPELINES_FAILED
