@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from msgspec import UNSET
 from rich.text import Text
 
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag
