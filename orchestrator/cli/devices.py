@@ -92,7 +92,6 @@ def _show_families(output: Output, pattern: str) -> int:
 
 
 def _document(listing: Listing) -> DevicesDocument:
-    from msgspec import UNSET
 
     from orchestrator.cli.documents import DevicesDocument, ListedDevice
 

@@ -11,6 +11,7 @@ import gc
 import mmap
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -45,7 +46,7 @@ class _Part(msgspec.Struct, array_like=True):
 
     built: BuiltImage  # without the modules of its image
     modules: list[tuple[int, int, int]]  # hash, size and flags
-    code: dict[int, bytes]
+    code: list[tuple[int, bytes]]
     damage: tuple[Damage, ...]
     answers: tuple[DeviceAnswer, ...]
 
@@ -95,7 +96,7 @@ def _joined(
     for each in parts:
         modules = (ImageModule(*one, load=partial(code.load, one[0])) for one in each.modules)
         images.append(evolve(each.built.image, modules=tuple(modules)))
-        for key, words in each.code.items():
+        for key, words in each.code:
             code.keep(key, words)
         source.note_damage(each.damage)
         if asked is not None:
@@ -146,7 +147,7 @@ class _Forks:
             found: dict[int, _Part] = {}
             for result in results[: len(forks)]:
                 with mmap.mmap(result, 0, prot=mmap.PROT_READ) as encoded:
-                    found |= decode_value(memoryview(encoded), dict[int, _Part])
+                    found.update(decode_value(memoryview(encoded), list[tuple[int, _Part]]))
             return [found[number] for number in range(len(self._slices))] if forks else None
         finally:
             for each in (queue, *results):
@@ -155,13 +156,15 @@ class _Forks:
     def _be_fork(self, queue: int, result: int) -> NoReturn:
         code = 1
         try:
-            parts: dict[int, _Part] = {}
+            parts: list[tuple[int, _Part]] = []
             while taken := os.read(queue, 2):
                 number = int.from_bytes(taken, sys.byteorder)
-                parts[number] = self._part(self._slices[number])
+                parts.append((number, self._part(self._slices[number])))
             with os.fdopen(result, "wb") as file:
                 file.write(encode_value(parts))
             code = 0
+        except Exception:  # noqa: BLE001 - this process decodes all then, so somebody has to be told
+            traceback.print_exc()
         finally:
             os._exit(code)
 
@@ -171,7 +174,7 @@ class _Forks:
         return _Part(
             evolve(built, image=evolve(built.image, modules=())),
             modules,
-            kept.kept(),
+            list(kept.kept().items()),
             self._source.damage,
             self._asked.answers if self._asked is not None else (),
         )
