@@ -43,7 +43,7 @@ from orchestrator.sets.records import Damage, FeatureGroup, PipelineJob, Pipelin
 from orchestrator.stores.cache_file import LoadResult, LoadStatus
 from orchestrator.stores.culprits import Culprit
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Version of the encoding; a new field does not change it."""
 
 _HIT = FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT
