@@ -99,6 +99,9 @@ VERBS_WITH_SEVERAL_DEVICES = ("devices", "compile")
 
 def refusal(call: Call, verb: str, device: str, folder: Path) -> str:
     """What a verb says as it ends because of its device; no driver is loaded into this process."""
+    if verb == "calibrate":  # it owns its process, which has one target then
+        done = run_program(verb, "-d", device, "--json", unset=UNSET)
+        return str(done.document["error"]["message"])
     ours = ("results", "merged", "pack")
     places = [str(folder / each) if each in ours else each for each in VERBS_WITH_A_DEVICE[verb]]
     done = call(*verb.split(), *places, "-d", device, "--json")
