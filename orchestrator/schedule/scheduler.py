@@ -499,7 +499,7 @@ class Scheduler:
         return cost
 
     def supplied(self, jobs: Iterable[int]) -> None:
-        """The code of `missed` jobs has arrived: each is assigned once more, by its cost."""
+        """The code of `missed` jobs has arrived: each is assigned once more, a follower as such."""
         self._jobs.supplied(jobs)
 
     # --- steering

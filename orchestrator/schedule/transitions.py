@@ -241,13 +241,16 @@ class Transitions:
             self._release(job)
 
     def missed(self, jobs: Int32s) -> None:
-        """The driver did not find assigned jobs without their code: they wait for it as ordinary jobs."""
+        """The driver did not find assigned jobs without their code: they wait for it.
+
+        Followers stay so: with its code, a follower is found in the cache that its leader was compiled into.
+        """
         table = self.table
         numbers: list[int] = jobs.tolist()
         self._lacking.update(numbers)
         for job in numbers:
             table.move(job, WAITING)
-        self.compile_after_all(numbers)
+        self.compile_after_all([job for job in numbers if table.lane[job] != FOLLOW])
         for job in numbers:
             for follower in self._joined.get(job, ()):  # it may have become more urgent meanwhile
                 self.raise_(job, table.priority[follower], table.rank[follower])

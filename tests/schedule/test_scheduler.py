@@ -54,6 +54,24 @@ def test_kinds_do_not_wait_for_each_other() -> None:
 # --- the same work
 
 
+def test_a_follower_whose_code_came_late_is_created_where_its_leader_was_compiled() -> None:
+    scheduler = Scheduler(job_graph(3, keys=[7, 7, 9], speculative=[False, True, False]), 2, ONE)
+    leader, other = requested(scheduler, 0), requested(scheduler, 1)
+    assert (jobs_of(leader), jobs_of(other)) == ([0], [2])
+    scheduler.finished(0, leader, compiles=1)
+    scheduler.finished(1, other, compiles=1)
+    follower = requested(scheduler, 0)
+    assert jobs_of(follower) == [1]
+    scheduler.finished(0, follower, missed=some([1]))
+    scheduler.supplied([1])
+    assert scheduler.request(1) == Wait()
+    again = requested(scheduler, 0)
+    assert jobs_of(again) == [1]
+    assert again.follows
+    scheduler.finished(0, again, hits=1)
+    assert scheduler.request(1) == Done()
+
+
 @pytest.mark.parametrize("followers", [Followers.CREATE, Followers.SHARE])
 @pytest.mark.parametrize("second", [False, True])
 def test_the_same_work_is_done_once(followers: Followers, second: bool) -> None:

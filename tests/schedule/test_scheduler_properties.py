@@ -16,7 +16,6 @@ from tests.schedule.machine import QUEUED, assert_consistent, drain, in_state, j
 
 FINAL = {JobState.CREATED, JobState.SHARED, JobState.FAILED, JobState.UNASSIGNABLE, JobState.CANCELLED}
 GONE = {JobState.CANCELLED, JobState.ABSENT}
-CALLS_OF_HITS = 8
 
 OPTIONS = st.builds(
     ScheduleOptions,
@@ -127,8 +126,7 @@ class Schedule(RuleBasedStateMachine):
         assert in_time or scheduler.exempts, "after the deadline"
         self.in_flight[worker] = answer
         jobs = jobs_of(answer)
-        calls = CALLS_OF_HITS if all(self.hits[job] for job in jobs) else 1
-        assert 1 <= len(jobs) == len(set(jobs)) <= self.options.batch_limit * calls
+        assert 1 <= len(jobs) == len(set(jobs)) <= self.options.batch_limit
         for job in jobs:
             assert job not in self.assigned, "assigned twice"
             self.assigned[job] = worker
@@ -278,14 +276,8 @@ class Schedule(RuleBasedStateMachine):
 
 
 TestSchedule = Schedule.TestCase
-# The same cases in every run: a search has no place in CI. One found that a follower whose code was supplied
-# late is created by another worker than its leader.
 TestSchedule.settings = settings(
-    max_examples=100,
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
+    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
