@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
+import locale
 import os
 import signal
 import sys
@@ -91,6 +92,9 @@ def own_interpreter() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
+    # Drivers compare names in the case of LC_CTYPE: in a Turkish one RADV does not know NAVI21.
+    with contextlib.suppress(locale.Error):
+        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
     # Ignored by the caller, it would keep the system from telling how children end.
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

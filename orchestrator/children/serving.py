@@ -8,14 +8,12 @@ end at once, even during a driver call. A child leaves no core file.
 from __future__ import annotations
 
 import importlib
-import locale
 import os
 import resource
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, NoReturn, TypeVar
@@ -107,9 +105,6 @@ def main() -> NoReturn:
     os.dup2(2, 1)
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    # Drivers compare names in the case of LC_CTYPE: in a Turkish one RADV does not know NAVI21.
-    with suppress(locale.Error):
-        locale.setlocale(locale.LC_CTYPE, "C.UTF-8")
     own_interpreter()
     let_through()  # a parent that holds them may have started this
     name, *limits = sys.argv[1:]

@@ -6,6 +6,7 @@ The main job through the command line on a real driver, each call in a process o
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,35 @@ def test_what_radv_says_of_the_machine_is_not_shown(tmp_path: Path) -> None:
     for arguments in (("inspect", file), ("merge", file, "-o", tmp_path / "merged")):
         done = program("radv:navi21", *arguments)
         assert (done.code, done.err) == (ExitCode.OK, ""), arguments
+
+
+@pytest.mark.parametrize("how", [(), ("--in-process",)])
+def test_a_locale_with_another_i_is_no_matter_to_a_driver(how: tuple[str, ...], tmp_path: Path) -> None:
+    """RADV compares names of families in LC_CTYPE, and ends the process over one that it does not know."""
+    driver_manifest("radv:navi21")
+    locales = tmp_path / "locales"
+    locales.mkdir()
+    made = subprocess.run(
+        ["localedef", "-i", "tr_TR", "-f", "UTF-8", locales / "tr_TR.UTF-8"], capture_output=True, check=False
+    )
+    if made.returncode:
+        unsupported(f"the sources of locales, which Debian has in `locales`: {made.stderr.decode()[:200]}")
+    done = run_program(
+        *(
+            "compile",
+            "sample",
+            "-d",
+            "radv:navi21",
+            "--shard",
+            "1/50",
+            *how,
+            "--cache-dir",
+            tmp_path / "cache",
+        ),
+        environment={"LOCPATH": str(locales), "LC_ALL": "tr_TR.UTF-8"},
+        unset=UNSET,
+    )
+    assert done.code == ExitCode.OK, done.err
 
 
 @pytest.mark.parametrize("device", ["radv:navi21", "lavapipe"])
