@@ -525,7 +525,6 @@ class DriverObserver:
     Called from every thread that uses the device.
     """
 
-    watches: ClassVar[bool] = False  # whether each driver call of a batch has to be told
     keeps_all: bool = False  # whether nothing is to be destroyed, and the device not closed
 
     def entering(

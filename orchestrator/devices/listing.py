@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -18,7 +19,7 @@ from orchestrator.devices.families import require_family
 from orchestrator.devices.listing_messages import Answer, Listed, Request
 from orchestrator.devices.listing_messages import DeviceEntry as DeviceEntry
 from orchestrator.devices.listing_service import open_and_describe
-from orchestrator.devices.manifests import driver_manifests, is_manifest
+from orchestrator.devices.manifests import driver_manifests, library_named_by
 from orchestrator.devices.selectors import SIMULATED, environment_of
 from orchestrator.errors import DeviceError, NoDeviceError
 
@@ -98,7 +99,7 @@ def _tried_alone(request: Request, environment: Mapping[str, str]) -> tuple[list
     alive: list[str] = []
     for manifest in driver_manifests(environment):
         answer: Answer | str = "is no manifest of a driver"
-        if is_manifest(manifest):
+        if library_named_by(Path(manifest)):
             answer = _asked(request, _restricted(environment, manifest))
         if isinstance(answer, str):
             dead.append(DeadDriver(manifest, answer))

@@ -36,7 +36,7 @@ def manifests_to_name(environment: Mapping[str, str], driver: str) -> str:
         NoDeviceError: None is named, and none is installed.
     """
     named = _named(environment)
-    own = [each for each in named if _is_driver(each, driver)]
+    own = [each for each in named if LIBRARIES[driver] in library_named_by(each)]
     if own:
         return "" if len(own) == len(named) else os.pathsep.join(map(str, own))
     others = (_installed(environment, other) for other in LIBRARIES if other != driver)
@@ -105,17 +105,12 @@ def _library_path(manifest: Path) -> str:
     return msgspec.json.decode(manifest.read_bytes(), type=_Manifest).icd.library_path
 
 
-def is_manifest(path: str) -> bool:
-    """Whether a file is a manifest of a driver."""
+def library_named_by(manifest: Path) -> str:
+    """File name of the library that a manifest names, in lower case; "" for what is no manifest."""
     try:
-        return bool(_library_path(Path(path)))
+        return Path(_library_path(manifest)).name.lower()
     except (OSError, msgspec.MsgspecError):
-        return False
-
-
-def _is_driver(manifest: Path, driver: str) -> bool:
-    # What is no manifest the loader passes over too.
-    return is_manifest(str(manifest)) and LIBRARIES[driver] in Path(_library_path(manifest)).name.lower()
+        return ""  # the loader passes over it too
 
 
 def _architecture(file: Path) -> tuple[bytes, bytes]:
@@ -129,7 +124,7 @@ def _installed(environment: Mapping[str, str], driver: str) -> list[Path]:
     # Of the first folder that has any. There are two where the driver is also installed for 32-bit programs:
     # a loader passes over a library that is not for its process, and the manifest alone need not tell.
     for folder in _folders(environment):
-        if found := [each for each in _manifests([folder]) if _is_driver(each, driver)]:
+        if found := [each for each in _manifests([folder]) if LIBRARIES[driver] in library_named_by(each)]:
             return found
     return []
 

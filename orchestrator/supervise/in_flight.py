@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import ClassVar, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -193,8 +193,6 @@ class AnnouncingObserver(DriverObserver):
     The numbers in the table are those of one image at a time. What is made for another device meanwhile
     counts as opening that.
     """
-
-    watches: ClassVar[bool] = True
 
     table: InFlightTable
     # called with each image, and where its marks are, before numbers are of that image. The driver may have

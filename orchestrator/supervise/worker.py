@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Final, NoReturn
+from typing import Final, NoReturn
 
 import msgspec
 import numpy as np
@@ -258,7 +258,6 @@ class WorkerFork:
 
 @define(eq=False)
 class _TellingObserver(DriverObserver):
-    watches: ClassVar[bool] = True
     channel: Channel[Request, Answer]
     number: int
 

@@ -210,7 +210,7 @@ class SimulatedDevice(Device):
         prepared = SimulatedPipelines(self, given)
         causes = self._options.unusable
         prepared.unusable = {index: causes[key] for index, key in enumerate(prepared.keys) if key in causes}
-        if self.observer.watches and not on_demand:  # it creates none, and an observer hears of them
+        if not on_demand:  # it creates none, but an observer hears of them
             for number in range(len(prepared.image.modules)):
                 with self.observer.calling(DriverStep.MODULE, prepared.image, np.array([number], np.int32)):
                     pass
