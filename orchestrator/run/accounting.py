@@ -3,9 +3,8 @@
     blocked  = driver - cpu - run delay    asleep inside the driver, on a lock
     overhead = wall x workers - driver     building, the interpreter, idle workers
 
-Time asleep in a call in which the thread met no page fault was hardly spent at the kernel's lock of the
-process's memory, so page faults are counted beside each call. The run delay is field 2 of Linux's
-/proc/thread-self/schedstat; where there is none it counts as 0, so a busy machine looks like contention.
+The run delay is field 2 of Linux's /proc/thread-self/schedstat; where there is none it counts as 0, so a busy
+machine looks like contention.
 """
 
 from __future__ import annotations
@@ -34,12 +33,11 @@ _pread.restype = ctypes.c_ssize_t
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """The clocks of a thread at one moment, nanoseconds, and how many page faults it met so far."""
+    """The clocks of a thread at one moment, nanoseconds."""
 
     wall_ns: int
     cpu_ns: int
     run_delay_ns: int
-    faults: int = 0
 
 
 USAGE: Final = ("minor_faults", "major_faults", "sleeps", "preemptions")
@@ -74,13 +72,13 @@ class ThreadMeter(AbstractContextManager["ThreadMeter"]):
 
     def begin(self) -> Reading:
         """Read the clocks before a call, wall time last, so that it spans the call alone."""
-        faults, delay_ns, cpu_ns = _page_faults(), self._run_delay_ns(), time.thread_time_ns()
-        return Reading(time.perf_counter_ns(), cpu_ns, delay_ns, faults)
+        delay_ns, cpu_ns = self._run_delay_ns(), time.thread_time_ns()
+        return Reading(time.perf_counter_ns(), cpu_ns, delay_ns)
 
     def end(self) -> Reading:
         """Read the clocks after a call, wall time first."""
         wall_ns, cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
-        return Reading(wall_ns, cpu_ns, self._run_delay_ns(), _page_faults())
+        return Reading(wall_ns, cpu_ns, self._run_delay_ns())
 
     def _run_delay_ns(self) -> int:
         if self._fd < 0:
@@ -91,11 +89,6 @@ class ThreadMeter(AbstractContextManager["ThreadMeter"]):
         except (IndexError, ValueError):  # a kernel without scheduler statistics: unknown from now on
             self.__exit__()
             return 0
-
-
-def _page_faults() -> int:
-    used = resource.getrusage(resource.RUSAGE_THREAD)
-    return used.ru_minflt + used.ru_majflt
 
 
 def driver_time_ns(
@@ -121,8 +114,6 @@ class CallLog:
     """The calls of one worker, as they come. One thread at a time."""
 
     worker: int
-    # of the calls that were worked out last: time asleep in those in which the thread met no page fault
-    blocked_without_faults_ns: int = 0
     _noted: list[tuple[Reading, Reading, CreationBatch | None, npt.NDArray[np.int32]]] = field(factory=list)
 
     def note(
@@ -139,9 +130,9 @@ class CallLog:
             `Calls.indices`.
         """
         noted = self._noted
-        before = np.array([msgspec.structs.astuple(each) for each, *_ in noted], np.int64).reshape(-1, 4)
-        after = np.array([msgspec.structs.astuple(each) for _, each, *_ in noted], np.int64).reshape(-1, 4)
-        wall, cpu, delay, faults = (after - before).T
+        before = np.array([msgspec.structs.astuple(each) for each, *_ in noted], np.int64).reshape(-1, 3)
+        after = np.array([msgspec.structs.astuple(each) for _, each, *_ in noted], np.int64).reshape(-1, 3)
+        wall, cpu, delay = (after - before).T
         durations = [  # a call that failed was in the driver all the same
             equal_shares(len(indices), wall_ns)
             if batch is None
@@ -160,5 +151,4 @@ class CallLog:
             sizes=np.array([len(each[3]) for each in noted], np.int32),
             indices=np.concatenate([np.zeros(0, np.int32), *(each[3] for each in noted)]),
         )
-        self.blocked_without_faults_ns = int(calls.blocked_ns[faults == 0].sum())
         return calls, np.concatenate([np.zeros(0, np.uint64), *durations])

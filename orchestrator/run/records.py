@@ -664,7 +664,6 @@ class Timing(Sums, frozen=True):
     read_back_ns: Nanoseconds = 0  # Reading the primary's data, if the run does.
     waiting_ns: Nanoseconds = 0  # Workers' time while all that was left waited for other pipelines.
     ending_ns: Nanoseconds = 0  # Sum over all workers of the time in which none was left, and others ended.
-    blocked_without_faults_ns: Nanoseconds = 0  # Part of `blocked_ns` in calls without a page fault.
     minor_faults: int = 0  # Page faults of the workers' threads without disk access.
     major_faults: int = 0  # Page faults with disk access.
     sleeps: int = 0  # Voluntary context switches of the workers' threads.

@@ -134,7 +134,7 @@ class Worker:
             self.log.note(before, after, None, indices)
             return self._isolate(indices, error, meter)
         after = meter.end()
-        if not batch.all_created and (batch.results == ERROR_DEVICE_LOST).any():
+        if (batch.results == ERROR_DEVICE_LOST).any():
             self._exchange.lose_device("a pipeline's result was VK_ERROR_DEVICE_LOST")
         if self._exchange.cancelled and (batch.results == NOT_READY).any():  # what follows a lost device
             there = np.flatnonzero(batch.results != NOT_READY)
@@ -420,7 +420,6 @@ class Run:
             read_back_ns=self._caches.read_back_ns,
             waiting_ns=sum(worker.waiting_ns for worker in workers),
             ending_ns=ending_ns,
-            blocked_without_faults_ns=sum(each.log.blocked_without_faults_ns for each in workers),
             **dict(zip(USAGE, usage.tolist(), strict=True)),
         )
 
