@@ -47,18 +47,10 @@ def test_a_locale_with_another_i_is_no_matter_to_a_driver(how: tuple[str, ...], 
     )
     if made.returncode:
         unsupported(f"the sources of locales, which Debian has in `locales`: {made.stderr.decode()[:200]}")
+    arguments = ["compile", "sample", "-d", "radv:navi21", "--shard", "1/50", *how]
     done = run_program(
-        *(
-            "compile",
-            "sample",
-            "-d",
-            "radv:navi21",
-            "--shard",
-            "1/50",
-            *how,
-            "--cache-dir",
-            tmp_path / "cache",
-        ),
+        *arguments,
+        *("--cache-dir", tmp_path / "cache"),
         environment={"LOCPATH": str(locales), "LC_ALL": "tr_TR.UTF-8"},
         unset=UNSET,
     )
