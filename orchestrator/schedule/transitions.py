@@ -254,6 +254,8 @@ class Transitions:
         for job in numbers:
             for follower in self._joined.get(job, ()):  # it may have become more urgent meanwhile
                 self.raise_(job, table.priority[follower], table.rank[follower])
+            for dependent in table.dependents.get(job, ()):
+                self._raise_libraries(dependent)
             if table.unwanted[job] and not self.is_needed(job):  # it was cancelled in flight
                 self.drop(job, CANCELLED)
 

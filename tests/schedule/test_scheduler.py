@@ -54,6 +54,15 @@ def test_kinds_do_not_wait_for_each_other() -> None:
 # --- the same work
 
 
+def test_a_library_without_code_is_as_urgent_as_what_became_urgent_meanwhile() -> None:
+    graph = job_graph(2, libraries={1: [0]}, speculative=[True, False], priorities=[2, 2])
+    scheduler = Scheduler(graph, 1, ONE)
+    library = requested(scheduler, 0)
+    scheduler.promote([1], Priority.NOW)
+    scheduler.finished(0, library, missed=some([0]))
+    assert scheduler.priority_of(0) is Priority.NOW
+
+
 def test_a_follower_whose_code_came_late_is_created_where_its_leader_was_compiled() -> None:
     scheduler = Scheduler(job_graph(3, keys=[7, 7, 9], speculative=[False, True, False]), 2, ONE)
     leader, other = requested(scheduler, 0), requested(scheduler, 1)
