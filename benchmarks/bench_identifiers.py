@@ -50,9 +50,9 @@ from benchmarks.fresh import (
 from orchestrator import CompileOptions, PipelineSet, SpirvProvider, compile_set
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
-from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
+from orchestrator.sets.subset import Subset
 
 KNOWN, TRANSLATE, STORED = "identifiers", "translate", "stored"
 CONTENDERS = (KNOWN, TRANSLATE, STORED, KNOWN + CONTROL)

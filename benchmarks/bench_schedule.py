@@ -34,8 +34,8 @@ import numpy.typing as npt
 
 from benchmarks.fresh import machine
 from benchmarks.permuted import recorded_pipelines
-from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.modes import CacheMode
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.execution import scheduler_of
 from orchestrator.run.options import unsteered_schedule

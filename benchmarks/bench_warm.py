@@ -33,8 +33,9 @@ from benchmarks.warm import fill, make_set, many_times, run_warm
 from orchestrator.bench.contention import ratio_text
 from orchestrator.bench.statistics import by_round, paired_ratio
 from orchestrator.bench.take import no_garbage_collection
-from orchestrator.devices.device import CacheMode, PipelineCache
+from orchestrator.devices.device import PipelineCache
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines

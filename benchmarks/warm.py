@@ -20,7 +20,11 @@ from attrs import evolve
 
 from benchmarks.fresh import Job, opened, run_now
 from orchestrator.bench.take import run_order
-from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
+from orchestrator.devices.device import (
+    Device,
+    PreparedPipelines,
+)
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.opening import own_process
 from orchestrator.run.options import RunOptions, unsteered_schedule
 from orchestrator.run.records import RunReport

@@ -19,7 +19,6 @@ from orchestrator.version import VERSION
 TYPE_CHECKING = False  # importing `typing` takes as long as starting Python
 if TYPE_CHECKING:
     from orchestrator.devices.device import NO_SOURCE as NO_SOURCE
-    from orchestrator.devices.device import CacheMode as CacheMode
     from orchestrator.devices.device import CreationBatch as CreationBatch
     from orchestrator.devices.device import Device as Device
     from orchestrator.devices.device import DeviceFeatures as DeviceFeatures
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from orchestrator.devices.identified import SpirvProvider as SpirvProvider
     from orchestrator.devices.image import CreateInfoImage as CreateInfoImage
     from orchestrator.devices.image import PipelineKind as PipelineKind
+    from orchestrator.devices.modes import CacheMode as CacheMode
     from orchestrator.devices.opening import adopt_device as adopt_device
     from orchestrator.devices.opening import list_devices as list_devices
     from orchestrator.devices.opening import open_device as open_device
@@ -87,16 +87,16 @@ if TYPE_CHECKING:
     from orchestrator.sets.archive.reader import MemoryRecords as MemoryRecords
     from orchestrator.sets.archive.writer import ArchiveWriter as ArchiveWriter
     from orchestrator.sets.authoring.builder import PipelineSetBuilder as PipelineSetBuilder
-    from orchestrator.sets.authoring.builder import Rendering as Rendering
-    from orchestrator.sets.authoring.builder import ShaderStage as ShaderStage
-    from orchestrator.sets.authoring.builder import Subpass as Subpass
-    from orchestrator.sets.image.builder import BuiltImage as BuiltImage
+    from orchestrator.sets.authoring.encoders import Rendering as Rendering
+    from orchestrator.sets.authoring.encoders import ShaderStage as ShaderStage
+    from orchestrator.sets.authoring.encoders import Subpass as Subpass
     from orchestrator.sets.image.builder import build_image as build_image
+    from orchestrator.sets.image.built import BuiltImage as BuiltImage
     from orchestrator.sets.pipeline_set import PipelineSet as PipelineSet
     from orchestrator.sets.prepare import OpenedGroup as OpenedGroup
-    from orchestrator.sets.prepare import Subset as Subset
     from orchestrator.sets.prepare import opened_groups as opened_groups
     from orchestrator.sets.records import FeatureGroup as FeatureGroup
+    from orchestrator.sets.subset import Subset as Subset
     from orchestrator.stores.cache_file import LoadPolicy as LoadPolicy
     from orchestrator.stores.cache_file import LoadStatus as LoadStatus
     from orchestrator.stores.cache_file import cache_path as cache_path
@@ -113,11 +113,12 @@ if TYPE_CHECKING:
 __version__ = VERSION
 _HOMES = {
     "orchestrator.devices.device": (
-        "NO_SOURCE CacheMode CreationBatch Device DeviceFeatures DeviceHandles DeviceIdentity PipelineCache "
+        "NO_SOURCE CreationBatch Device DeviceFeatures DeviceHandles DeviceIdentity PipelineCache "
         "PipelineCacheData PipelineSource PreparedPipelines"
     ),
     "orchestrator.devices.identified": "IdentifiedModules SpirvProvider",
     "orchestrator.devices.image": "CreateInfoImage PipelineKind",
+    "orchestrator.devices.modes": "CacheMode",
     "orchestrator.devices.opening": "adopt_device list_devices open_device own_process",
     "orchestrator.devices.request": "ApplicationInfo DeviceRequest HostWishes OtherFeatures",
     "orchestrator.devices.selectors": "environment_of",
@@ -143,11 +144,14 @@ _HOMES = {
     "orchestrator.schedule.scheduler": "Scheduler",
     "orchestrator.sets.archive.reader": "Archive MemoryRecords",
     "orchestrator.sets.archive.writer": "ArchiveWriter",
-    "orchestrator.sets.authoring.builder": "PipelineSetBuilder Rendering ShaderStage Subpass",
-    "orchestrator.sets.image.builder": "BuiltImage build_image",
+    "orchestrator.sets.authoring.builder": "PipelineSetBuilder",
+    "orchestrator.sets.authoring.encoders": "Rendering ShaderStage Subpass",
+    "orchestrator.sets.image.builder": "build_image",
+    "orchestrator.sets.image.built": "BuiltImage",
     "orchestrator.sets.pipeline_set": "PipelineSet",
-    "orchestrator.sets.prepare": "OpenedGroup Subset opened_groups",
+    "orchestrator.sets.prepare": "OpenedGroup opened_groups",
     "orchestrator.sets.records": "FeatureGroup",
+    "orchestrator.sets.subset": "Subset",
     "orchestrator.stores.cache_file": (
         "LoadPolicy LoadStatus cache_path load_into_cache read_cache_file save_cache_file save_merged"
     ),

@@ -48,7 +48,8 @@ from orchestrator.bench.matrix import in_turn
 from orchestrator.bench.rows import Sample, Start, device_text
 from orchestrator.bench.sample_table import Contender, SampleTable, fallen_behind, seconds_of, use_of
 from orchestrator.bench.statistics import CLEAR_AFTER_ONE, LEAST_PAIRS
-from orchestrator.devices.device import CacheMode, DeviceIdentity
+from orchestrator.devices.device import DeviceIdentity
+from orchestrator.devices.modes import CacheMode
 from orchestrator.run.options import BATCH_LIMIT, available_workers
 from orchestrator.stores.profile_file import CalibrationProfile, Choice, Dropped, Finding
 

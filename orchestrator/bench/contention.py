@@ -42,7 +42,7 @@ from orchestrator.bench.statistics import (
     noise_factor,
     ratio_by_round,
 )
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 
 NOISY_SHARE = 0.1
 """A report warns if the A/A control shows more noise than this."""

@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 from orchestrator.bench.rows import Start, counted
 from orchestrator.bench.sample_table import Contender, SampleTable
 from orchestrator.bench.statistics import LEAST_PAIRS, Difference, Judgement
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.stores.profile_file import Choice, Finding
 
 GROWTH_A_ROUND = 0.002

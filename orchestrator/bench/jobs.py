@@ -14,7 +14,8 @@ import msgspec
 
 from orchestrator.bench.rows import Environment, Sample, Turn
 from orchestrator.children.parent import Child, Ended
-from orchestrator.devices.device import CacheMode, DeviceIdentity
+from orchestrator.devices.device import DeviceIdentity
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.selectors import needed_at_start
 from orchestrator.errors import NoDeviceError, OrchestratorError
 from orchestrator.process import compiling_environment

@@ -18,7 +18,7 @@ from attrs import field, frozen
 from orchestrator.bench.jobs import SampleJob
 from orchestrator.bench.rows import Arm, Cell, Conditions, Row, Sample, Start, current_samples
 from orchestrator.bench.statistics import LEAST_PAIRS
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.run.options import BATCH_LIMIT
 
 _T = TypeVar("_T")

@@ -14,7 +14,7 @@ from attrs import asdict, evolve, frozen
 
 from orchestrator.bench.rows import Sample, Start, counted
 from orchestrator.bench.statistics import CLEAR, CLEAR_AFTER_ONE, Difference, estimate, ratio_by_round
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.run.options import BATCH_LIMIT
 from orchestrator.stores.profile_file import Figure
 

@@ -1,11 +1,8 @@
 """Does the jobs of a benchmark in a child process: takes a sample, fills a cache, probes a cache.
 
-    set ─> each feature group: open device ─> image ─> copies ─> run ─> row
-
 The timed part is what `compile` does between preparing and saving, with its schedule. As in an application,
 pipelines are kept until the end of the run. Guarantees: the driver's own caches are off, and the row says
-how. A warm run starts from a cache file that is proven for this device; otherwise it fails. A job that cannot
-be done gets an answer with the reason.
+how. A warm run starts from a cache file that is proven for this device. What cannot be done is answered so.
 """
 
 from __future__ import annotations
@@ -55,8 +52,9 @@ from orchestrator.bench.rows import (
 )
 from orchestrator.bench.trace import Span, encode_trace, run_spans
 from orchestrator.children.serving import Channel
-from orchestrator.devices.device import CacheMode, Device
+from orchestrator.devices.device import Device
 from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.opening import open_for_child
 from orchestrator.devices.request import PIPELINE_BINARIES
 from orchestrator.errors import DeviceError, OrchestratorError

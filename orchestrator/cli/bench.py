@@ -90,8 +90,8 @@ class BenchArguments:
         """
         from orchestrator.bench.matrix import Matrix
         from orchestrator.bench.rows import Start
-        from orchestrator.devices.device import CacheMode
         from orchestrator.devices.families import require_family
+        from orchestrator.devices.modes import CacheMode
         from orchestrator.run.options import available_workers
 
         for selector in self.device or []:

@@ -22,8 +22,8 @@ from orchestrator.cli.output import (
     styled,
     table,
 )
-from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import shown
 from orchestrator.process import StageClock
 from orchestrator.run.records import (

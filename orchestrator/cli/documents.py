@@ -18,9 +18,10 @@ from msgspec import UNSET, UnsetType
 
 from orchestrator.bench.rows import FailedSample, Start
 from orchestrator.bench.statistics import Difference, Estimate, Judgement
-from orchestrator.devices.device import CacheMode, DeviceFeatures
+from orchestrator.devices.device import DeviceFeatures
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.listing import DeadDriver
+from orchestrator.devices.modes import CacheMode
 from orchestrator.run.records import (
     ApiVersion,
     CompileReport,

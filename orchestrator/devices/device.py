@@ -40,7 +40,6 @@ from orchestrator.devices.binary_data import (
 )
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.image import CreateInfoImage, Indices
-from orchestrator.devices.modes import CacheMode as CacheMode
 from orchestrator.errors import DeviceError, DriverError, ExternalSynchronizationError
 from orchestrator.registry.tables import registry
 

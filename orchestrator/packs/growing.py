@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Final, Self
 from attrs import define, field
 from msgspec.structs import replace
 
-from orchestrator.devices.device import CacheMode, DeviceIdentity
+from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.families import SELECTOR, one_spelling
+from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.packs.driver import Install, Installed, pack_driver
 from orchestrator.run.binaries import state_key

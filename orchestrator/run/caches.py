@@ -33,7 +33,6 @@ from orchestrator.devices.device import (
     NO_SOURCE,
     PIPELINE_COMPILE_REQUIRED,
     SUCCESS,
-    CacheMode,
     CreationBatch,
     Device,
     PipelineCache,
@@ -42,6 +41,7 @@ from orchestrator.devices.device import (
     destroyed_on_failure,
     joined,
 )
+from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.run.binaries import HeldPipelines
 from orchestrator.run.options import NO_WORKER_CACHES, MergePolicy, sooner_ns

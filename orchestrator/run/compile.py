@@ -28,9 +28,14 @@ import trio
 from attrs import define, field
 from outcome import Outcome, capture
 
-from orchestrator.devices.device import CacheMode, Device, PipelineExecutables, PreparedPipelines
+from orchestrator.devices.device import (
+    Device,
+    PipelineExecutables,
+    PreparedPipelines,
+)
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.opening import open_device
 from orchestrator.devices.request import (
     PIPELINE_BINARIES,

@@ -14,8 +14,12 @@ import numpy.typing as npt
 import trio
 from attrs import define, evolve, field
 
-from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
+from orchestrator.devices.device import (
+    Device,
+    PreparedPipelines,
+)
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.run.execution import scheduler_of
 from orchestrator.run.options import PipelineKeyUse, unsteered_schedule

@@ -24,7 +24,6 @@ from attrs import define, evolve, field, frozen
 from orchestrator.devices.binaries import BinarySource
 from orchestrator.devices.device import (
     CACHE_HEADER_SIZE,
-    CacheMode,
     Device,
     DeviceIdentity,
     PipelineCache,
@@ -32,6 +31,7 @@ from orchestrator.devices.device import (
     is_empty_cache,
 )
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import DriverError, shell_text
 from orchestrator.run.binaries import VULKAN_1_1, HeldPipelines, binary_device
 from orchestrator.run.caches import CacheMerge, MergedHook

@@ -26,20 +26,20 @@ from orchestrator.devices.device import (
     FEEDBACK_VALID,
     PIPELINE_COMPILE_REQUIRED,
     SUCCESS,
-    CacheMode,
     CreationBatch,
     DeviceFeatures,
     DeviceIdentity,
     PipelineExecutables,
 )
 from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 from orchestrator.process import StageClock
 from orchestrator.registry import registry
 from orchestrator.schedule.scheduler import Assignment, Scheduler
 from orchestrator.sets.image.built import BuiltImage
-from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import Damage, FeatureGroup, PipelineJob, PipelineJobs, RecordTag
+from orchestrator.sets.subset import Subset
 from orchestrator.stores.cache_file import LoadResult, LoadStatus
 from orchestrator.stores.culprits import Culprit
 

@@ -31,11 +31,11 @@ from orchestrator.devices.binaries import BinarySource
 from orchestrator.devices.device import (
     ERROR_DEVICE_LOST,
     NOT_READY,
-    CacheMode,
     Device,
     PipelineSource,
     PreparedPipelines,
 )
+from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError, expect
 from orchestrator.run.accounting import USAGE, CallLog, ThreadMeter, driver_time_ns, usage_now
 from orchestrator.run.caches import Creator, MergedHook, PreparedParts, RunCaches, duplicates

@@ -38,8 +38,7 @@ from orchestrator.sets.image.built import BuiltImage, Needs, Problem
 from orchestrator.sets.pipeline_set import A_SET, PipelineSet
 from orchestrator.sets.plan import PlannedGroup
 from orchestrator.sets.records import FeatureGroup, PipelineJob, PipelineJobs
-from orchestrator.sets.subset import WHOLE as WHOLE
-from orchestrator.sets.subset import Subset as Subset
+from orchestrator.sets.subset import WHOLE, Subset
 
 DeviceOpener = Callable[[DeviceRequest], Device]
 """Opens a device as a request says; the caller closes it."""

@@ -26,8 +26,12 @@ import trio
 from attrs import Factory, define, evolve, field
 
 from orchestrator.children.parent import Ended
-from orchestrator.devices.device import CacheMode, DeviceIdentity, DriverStep
+from orchestrator.devices.device import (
+    DeviceIdentity,
+    DriverStep,
+)
 from orchestrator.devices.families import require_family
+from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import DeviceError, expect
 from orchestrator.run.commands import Stop
 from orchestrator.run.first_error import first_error

@@ -10,7 +10,7 @@ import msgspec
 from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, SampleJob
 from orchestrator.bench.rows import Environment, FailedSample, Latencies, Sample, Start, Turn, fields_of
 from orchestrator.bench.take import fill, probe, take_sample
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import simulated_identity
 
 ENVIRONMENT = Environment(

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.bench.findings import ProbeResult, choose, choose_batch, probe_findings, topology_findings
 from orchestrator.bench.rows import Sample, Start
 from orchestrator.bench.sample_table import Contender, SampleTable, seconds_of
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.run.options import BATCH_LIMIT
 from tests.bench.support import sample
 

@@ -9,7 +9,7 @@ from orchestrator.bench.contention import contention_report, rate_text, ratio_te
 from orchestrator.bench.rows import Row, Sample, Start
 from orchestrator.bench.sample_table import Contender, SampleTable
 from orchestrator.bench.statistics import Estimate
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from tests.bench.support import failure, sample, series
 
 STEADY = [1.00, 1.01, 0.99, 1.02, 1.00, 0.98, 1.01]

@@ -15,7 +15,7 @@ from orchestrator.bench.html_report import TIMELINE_CALLS, figures_of, html_repo
 from orchestrator.bench.rows import Latencies, Sample, SlowPipeline
 from orchestrator.bench.tables import markdown_text
 from orchestrator.bench.trace import MAIN_ROW, Span, TraceEvent, encode_trace, events_of
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from tests.bench.support import ENVIRONMENT, failure, series
 from tests.drivers import require_tool
 

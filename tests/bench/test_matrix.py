@@ -10,7 +10,7 @@ from attrs import evolve
 from orchestrator.bench.jobs import SampleJob
 from orchestrator.bench.matrix import Matrix, eta_of, remaining
 from orchestrator.bench.rows import Row, Start
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from tests.bench.support import sample_of
 
 PLAN = Matrix(

@@ -10,7 +10,7 @@ from attrs import asdict
 
 from orchestrator.bench.rows import Sample, Start
 from orchestrator.bench.sample_table import Contender, SampleTable, fallen_behind
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from tests.bench.recorded_noise import WALLS_US
 from tests.bench.support import sample
 

@@ -37,7 +37,7 @@ from orchestrator.bench.rows import (
 from orchestrator.bench.runner import RESULTS, BenchProgress, run_bench, timelines_of
 from orchestrator.bench.statistics import LEAST_PAIRS
 from orchestrator.bench.take import fill
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.sets.sample import sample_path
 from tests.bench import support

@@ -15,8 +15,8 @@ import trio
 from orchestrator.bench.jobs import FillJob, ProbeJob, ProbeStep, SampleJob
 from orchestrator.bench.rows import Start
 from orchestrator.bench.take import fill, probe, settings_of, take_sample
-from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.run.compile import compile_set
 from orchestrator.run.execution import scheduler_of

@@ -22,7 +22,7 @@ from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.measured import bench_document, report_of, show_bench
 from orchestrator.cli.output import Output
 from orchestrator.cli.values import time_limit_seconds
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.stores.files import atomic_file
 from orchestrator.stores.files.atomic_file import SaveError
 from tests.bench.support import done_here, failure, series

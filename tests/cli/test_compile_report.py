@@ -12,8 +12,8 @@ from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, Death, DriverMessages, Hash, Supervision
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import Subset
 from orchestrator.sets.sample import sample_path
+from orchestrator.sets.subset import Subset
 from tests.run.small_sets import compute_keys
 
 

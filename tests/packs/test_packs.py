@@ -13,7 +13,7 @@ import trio
 from attrs import evolve
 from msgspec.structs import replace
 
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.devices.simulated.options import without_bumped_uuid
 from orchestrator.errors import ArchiveError, DeviceError
@@ -24,7 +24,8 @@ from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CacheFileRecord, CompileReport, OutcomeStatus
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import WHOLE, DeviceOpener, Subset
+from orchestrator.sets.prepare import DeviceOpener
+from orchestrator.sets.subset import WHOLE, Subset
 from orchestrator.stores.binary_export import import_binaries
 from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, save_cache_file, stored_data_hash

@@ -15,8 +15,13 @@ import numpy as np
 import trio
 from attrs import define, field, frozen
 
-from orchestrator.devices.device import CacheMode, PipelineCache, PipelineSource, PreparedPipelines
+from orchestrator.devices.device import (
+    PipelineCache,
+    PipelineSource,
+    PreparedPipelines,
+)
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import (
     LockingStrategy,
     SimulatedDevice,

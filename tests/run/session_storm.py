@@ -17,8 +17,12 @@ import numpy.typing as npt
 import trio
 from attrs import define, field, frozen
 
-from orchestrator.devices.device import CacheMode, CreationBatch, PreparedPipelines
+from orchestrator.devices.device import (
+    CreationBatch,
+    PreparedPipelines,
+)
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus

@@ -11,9 +11,14 @@ import numpy.typing as npt
 import trio
 from attrs import evolve
 
-from orchestrator.devices.device import ERROR_DEVICE_LOST, CacheMode, CreationBatch, PreparedPipelines
+from orchestrator.devices.device import (
+    ERROR_DEVICE_LOST,
+    CreationBatch,
+    PreparedPipelines,
+)
 from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import (
     DriverBugs,
     SimulatedDevice,

@@ -14,8 +14,8 @@ import pytest
 from attrs import evolve
 
 from orchestrator.devices.binary_data import BinaryProperties, PipelineBinary
-from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import (
     DriverBugs,
     SimulatedDevice,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.devices.binary_data import PipelineBinary
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.authoring.builder import PipelineSetBuilder

@@ -15,7 +15,8 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
-from orchestrator.devices.device import CacheMode, PipelineCache
+from orchestrator.devices.device import PipelineCache
+from orchestrator.devices.modes import CacheMode
 from orchestrator.run.caches import CacheMerge
 from orchestrator.run.keeping import CacheKeeper
 from orchestrator.run.options import MergePolicy, SavePolicy

@@ -10,14 +10,15 @@ import msgspec
 import pytest
 import trio
 
-from orchestrator.devices.device import CacheMode, Device
+from orchestrator.devices.device import Device
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_features
 from orchestrator.run.keeping import Decision, decide
 from orchestrator.run.options import MergePolicy, SavePolicy
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.sets.sample import sample_path
+from orchestrator.sets.subset import WHOLE, Subset
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.profile_file import CalibrationProfile, Choice, ProfileLoad, save_profile
 from orchestrator.stores.run_notes import CONTENTS

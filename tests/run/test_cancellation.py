@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions

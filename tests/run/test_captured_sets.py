@@ -13,9 +13,13 @@ import trio
 from attrs import evolve
 
 from orchestrator.devices.binary_data import HeldBinaries
-from orchestrator.devices.device import NO_SOURCE, CacheMode, Device
+from orchestrator.devices.device import (
+    NO_SOURCE,
+    Device,
+)
 from orchestrator.devices.identified import IdentifiedModules, SuppliedCode, of_image
 from orchestrator.devices.image import KINDS
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.opening import open_device
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated.cache import parse_data
 from orchestrator.run import keeping
 from orchestrator.run.options import SavePolicy

@@ -14,7 +14,7 @@ from attrs import define, field
 from msgspec import structs
 
 from orchestrator.bench.trace import MAIN_ROW, compile_spans
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.opening import open_device
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions

@@ -10,8 +10,12 @@ import pytest
 import trio
 
 from orchestrator.bench.take import run_order
-from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
+from orchestrator.devices.device import (
+    Device,
+    PreparedPipelines,
+)
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.opening import open_device
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import CostModel, SimulatedDevice, SimulatedOptions, simulated_image

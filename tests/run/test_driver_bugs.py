@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice
 from orchestrator.run.options import ModulePolicy, TrialLimits

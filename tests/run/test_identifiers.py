@@ -13,9 +13,10 @@ import trio
 import trio.testing
 from attrs import define, field
 
-from orchestrator.devices.device import CacheMode, PreparedPipelines
+from orchestrator.devices.device import PreparedPipelines
 from orchestrator.devices.identified import IdentifiedModules, SpirvProvider
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions

@@ -14,16 +14,16 @@ import pytest
 import trio
 from attrs import evolve
 
-from orchestrator.devices.device import CacheMode
 from orchestrator.devices.identified import SpirvProvider
+from orchestrator.devices.modes import CacheMode
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, IdentifiersRecord, OutcomeStatus
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
+from orchestrator.sets.subset import Subset
 from tests.drivers import run_on_device
 from tests.run.support import refuse
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import CacheMode, Device
+from orchestrator.devices.device import Device
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus

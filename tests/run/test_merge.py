@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import ERROR_OUT_OF_HOST_MEMORY, CacheMode, PipelineCache
+from orchestrator.devices.device import (
+    ERROR_OUT_OF_HOST_MEMORY,
+    PipelineCache,
+)
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions
 from orchestrator.errors import DriverError
 from orchestrator.run.caches import duplicates, merge_into, pruned_bytes

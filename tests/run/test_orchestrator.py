@@ -8,9 +8,9 @@ from orchestrator.devices.device import (
     ERROR_DEVICE_LOST,
     ERROR_OUT_OF_HOST_MEMORY,
     ERROR_UNKNOWN,
-    CacheMode,
 )
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import (
     CacheOperation,
     DriverBugs,

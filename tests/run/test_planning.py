@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import DriverError
@@ -24,9 +24,9 @@ from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
+from orchestrator.sets.subset import Subset
 from orchestrator.stores.culprits import QUARANTINE, Cause, Culprit, add_culprits
 from tests.run.small_sets import BLUR
 from tests.stores.stored import damage_plan, forget, plan_bytes, plans

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions
 from orchestrator.run.records import Progress
-from orchestrator.sets.prepare import Subset
 from orchestrator.sets.sample import sample_path
+from orchestrator.sets.subset import Subset
 from tests.run.small_sets import compiled, write_small_set
 
 

@@ -15,8 +15,8 @@ from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.run.compile_schedule import describe, recompiled_note
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.sets.sample import sample_path
+from orchestrator.sets.subset import WHOLE, Subset
 from tests.run.small_sets import compiled
 
 

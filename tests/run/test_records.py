@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import CacheMode, PipelineExecutables
+from orchestrator.devices.device import PipelineExecutables
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.modes import CacheMode
 from orchestrator.process import StageClock
 from orchestrator.run.records import (
     ApiVersion,
@@ -38,9 +39,9 @@ from orchestrator.run.records import (
 )
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
-from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import PipelineJob, PipelineJobs, RecordTag
 from orchestrator.sets.sample import sample_path
+from orchestrator.sets.subset import Subset
 from orchestrator.stores.culprits import Cause, Culprit
 from tests.drivers import REPOSITORY
 from tests.run.report_page import fields_of, page, parts_of, reachable

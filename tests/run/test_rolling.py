@@ -10,7 +10,8 @@ import pytest
 import trio
 from attrs import evolve
 
-from orchestrator.devices.device import CacheMode, PipelineSource
+from orchestrator.devices.device import PipelineSource
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import (
     CostModel,
     CpuClock,

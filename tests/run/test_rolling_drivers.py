@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.opening import open_device
 from orchestrator.run.caches import CacheMerge
 from orchestrator.run.execution import run_pipelines

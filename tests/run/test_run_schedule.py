@@ -10,7 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from orchestrator.devices.device import CacheMode, CreationBatch
+from orchestrator.devices.device import CreationBatch
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
 from orchestrator.errors import DeviceError
 from orchestrator.run.execution import run_pipelines

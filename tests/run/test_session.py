@@ -8,7 +8,7 @@ import trio
 import trio.testing
 from attrs import evolve
 
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, PipelineOutcome

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import simulated_image
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.opening import open_device
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions

@@ -22,7 +22,7 @@ from typing import Any, Final
 import pytest
 from attrs import define, field, frozen
 
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.run.options import NO_WORKER_CACHES
 from tests.drivers import CORPORA, unsupported
 from tests.run.validation_layer import LAYER, LayeredRun, Message, ValidationLayer, run_layered

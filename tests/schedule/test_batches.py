@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.modes import CacheMode
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.execution import scheduler_of
 from orchestrator.run.options import unsteered_schedule

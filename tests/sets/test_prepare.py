@@ -15,9 +15,14 @@ from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering, ShaderStage
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import WHOLE, OpenedGroup, Subset, features_to_record, opened_groups
+from orchestrator.sets.prepare import (
+    OpenedGroup,
+    features_to_record,
+    opened_groups,
+)
 from orchestrator.sets.records import PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_manifest_path
+from orchestrator.sets.subset import WHOLE, Subset
 
 SHADERS = sample_manifest_path().parent / "shaders"
 COLOR = Rendering(["r8g8b8a8_unorm"])

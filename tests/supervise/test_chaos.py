@@ -10,7 +10,7 @@ from pathlib import Path
 
 from orchestrator.run.options import CompileOptions, TrialLimits
 from orchestrator.run.records import OutcomeStatus
-from orchestrator.sets.prepare import Subset
+from orchestrator.sets.subset import Subset
 from orchestrator.stores.culprits import Cause
 from orchestrator.supervise.supervisor import compile_supervised
 from tests.supervise.chaos_set import MEMORY_BYTES, Fate, write_chaos

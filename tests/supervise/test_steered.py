@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.run.commands import Budget

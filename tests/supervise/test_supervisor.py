@@ -15,7 +15,8 @@ from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from orchestrator.devices.binary_data import PipelineBinary
-from orchestrator.devices.device import CacheMode, DriverStep
+from orchestrator.devices.device import DriverStep
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.run.compile import compile_set
@@ -23,7 +24,7 @@ from orchestrator.run.limits import MemoryLimitError
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, Supervision
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import WHOLE, Subset
+from orchestrator.sets.subset import WHOLE, Subset
 from orchestrator.stores.binary_store import BinaryStore, StoredPipeline
 from orchestrator.stores.cache_file import LoadStatus, cache_path
 from orchestrator.stores.culprits import Cause, load_quarantine
