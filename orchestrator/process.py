@@ -73,11 +73,13 @@ def process_clock() -> StageClock:
 
 
 def _began_ns() -> int:
-    # The system tells the time in ticks of 10 ms. Within one, the CPU time says how long ago it was at least.
-    fields = Path("/proc/self/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-    tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-    longest_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - int(fields[_START_FIELD]) * tick_ns
-    age_ns = min(longest_ns, max(longest_ns - tick_ns, time.process_time_ns()))
+    # The CPU time says how long ago it was at least; the system, where it has /proc, tells ticks of 10 ms.
+    age_ns = time.process_time_ns()
+    with contextlib.suppress(OSError):
+        fields = Path("/proc/self/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+        longest_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - int(fields[_START_FIELD]) * tick_ns
+        age_ns = min(longest_ns, max(longest_ns - tick_ns, age_ns))
     return time.perf_counter_ns() - age_ns
 
 
@@ -89,9 +91,10 @@ def own_interpreter() -> None:
     # Imports make a hundred thousand objects that live as long as the process.
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
     # Streams that the caller closed lead to /dev/null, so that no other file gets their numbers.
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(descriptor)
+    with contextlib.suppress(FileNotFoundError):
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(descriptor)
     # Drivers compare names in the case of LC_CTYPE: in a Turkish one RADV does not know NAVI21.
     with contextlib.suppress(locale.Error):
         locale.setlocale(locale.LC_CTYPE, "C.UTF-8")

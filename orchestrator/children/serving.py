@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -103,8 +102,10 @@ def main() -> NoReturn:
     """
     requests, answers = os.dup(0), os.dup(1)
     os.dup2(2, 1)
-    with Path(os.devnull).open("rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
+    nothing, written = os.pipe()  # which ends at once, also where there is no /dev/null
+    os.close(written)
+    os.dup2(nothing, 0)
+    os.close(nothing)
     own_interpreter()
     let_through()  # a parent that holds them may have started this
     name, *limits = sys.argv[1:]

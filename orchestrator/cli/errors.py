@@ -7,9 +7,11 @@ facts. So have errors of the operating system. Any other exception is a bug and 
 
 from __future__ import annotations
 
+import codecs
 import enum
 import errno
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -131,7 +133,9 @@ _STEPS: Final = {
     "ReadError": "check the path, who owns it, and its mode (`ls -ld`)",
     "QuarantineError": "check who owns it, and its mode (`ls -ld`); --cache-dir names another directory",
 }
+_ENCODING_STEP: Final = "choose a locale in UTF-8: export LC_ALL=C.UTF-8"
 _STEPS_BY_WORDS: Final = (
+    ("archive", " codec can't encode ", _ENCODING_STEP),
     ("archive", "cannot be opened", "check the path"),
     ("archive", "cannot be created", "check the path"),
     ("archive", "cannot be written", "check the path"),
@@ -146,6 +150,7 @@ _STEPS_BY_WORDS: Final = (
         "`orchestrator compile SET --mode binaries` makes one; --cache-dir says where",
     ),
 )
+_OF_SYSTEM: Final = "/proc", "/dev"
 _TEMPORARY: Final = "orchestrator-calibrate-", "orchestrator-keys-", "orchestrator-spirv-"
 
 
@@ -176,16 +181,31 @@ def explain_system(error: BaseException) -> Failure | None:
         error = OSError(errno.EAGAIN, "")
     if isinstance(error, MemoryError):
         error = OSError(errno.ENOMEM, "")
+    if isinstance(error, UnicodeEncodeError):
+        return _explain_encoding(error)
     if isinstance(error, FileNotFoundError) and error.filename is None and _is_nowhere():
         message = "the working directory is not there any more, so no relative path can be found"
         return Failure("system", message, "change to another directory (`cd`)")
-    if not isinstance(error, OSError) or error.errno not in _SYSTEM_STEPS:
+    if not isinstance(error, OSError):
         return None
     named = isinstance(error.filename, str | bytes)
-    where = {"path": path_text(os.fsdecode(error.filename))} if named else {}
-    message = f"{where['path']}: " if where else ""
-    step = _temporary_step(where.get("path", "")) or _SYSTEM_STEPS[error.errno]
-    return Failure("system", message + os.strerror(error.errno), step, where=where)
+    path = path_text(os.fsdecode(error.filename)) if named else ""
+    step = _temporary_step(path) or _SYSTEM_STEPS.get(error.errno or 0, "")
+    if isinstance(error, FileNotFoundError) and path.startswith(_OF_SYSTEM):
+        step = f"mount what this system lacks, in a container too: {' and '.join(_OF_SYSTEM)}"
+    if not step:
+        return None
+    message = f"{path}: {os.strerror(error.errno or 0)}" if path else os.strerror(error.errno or 0)
+    return Failure("system", message, step, where={"path": path} if path else {})
+
+
+def _explain_encoding(error: UnicodeEncodeError) -> Failure | None:
+    encoding = sys.getfilesystemencoding()
+    if encoding == "utf-8" or codecs.lookup(error.encoding) != codecs.lookup(encoding):
+        return None
+    path = path_text(error.object)
+    message = f"{path}: the encoding of the locale, {encoding}, has no such name"
+    return Failure("system", message, _ENCODING_STEP, where={"path": path})
 
 
 def _is_nowhere() -> bool:

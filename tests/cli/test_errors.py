@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -104,16 +105,26 @@ NO_ROOM = likely_cause(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         (RuntimeError("RuntimeError in the process that compiles: can't start new thread"), "ulimit -u"),
         (unstarted_thread(), "ulimit -u"),
         (MemoryError(), "no memory left"),
+        (FileNotFoundError(errno.ENOENT, "", "/proc/self/statm"), "mount what this system lacks"),
+        (UnicodeEncodeError("euc_jp", "a\x9f.foz", 1, 2, "illegal"), "a locale in UTF-8"),
     ],
     ids=str,
 )
-def test_the_next_step_is_about_the_cause(error: BaseException, step: str) -> None:
+def test_the_next_step_is_about_the_cause(
+    error: BaseException, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "EUC-JP")
     failure = explained(error)
     assert failure.exit_code is ExitCode.BAD_INPUT
     assert step in failure.next_step
 
 
-@pytest.mark.parametrize("error", [RuntimeError("else"), OSError(errno.EBADF, ""), KeyError("x")], ids=str)
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("else"), OSError(errno.EBADF, ""), KeyError("x"), FileNotFoundError(errno.ENOENT, "", "x")]
+    + [UnicodeEncodeError(each, "\ud800", 0, 1, "surrogates") for each in ("utf-8", "ascii")],
+    ids=repr,
+)
 def test_what_is_left_is_a_bug(error: BaseException) -> None:
     assert explain_system(error) is None
 
