@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from tests.drivers import (
     CORPORA_ABSENT,
@@ -33,11 +33,14 @@ from tests.isolation import pytest_sessionfinish as pytest_sessionfinish
 if TYPE_CHECKING:
     from orchestrator.devices.device import Device
 
-if (
-    settings.default is not None and settings.default.deadline is not None
-):  # as in CI: a busy machine is no failure
-    settings.register_profile("untimed", parent=settings.default, deadline=None)
-    settings.load_profile("untimed")
+# A busy machine is no failure. CI does not shrink what fails, which takes minutes: a developer's run does.
+settings.register_profile(
+    "ours",
+    parent=settings.default,
+    deadline=None,
+    phases=[each for each in Phase if not in_ci() or each not in (Phase.shrink, Phase.explain)],
+)
+settings.load_profile("ours")
 
 OpenDriverDevice = Callable[[str], "Device"]
 

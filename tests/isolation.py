@@ -1,20 +1,21 @@
-"""Runs the tests of each real device in a process of their own, because one process is one driver.
+"""Runs tests in several processes at once: those of a device in its own, those of a folder in another.
 
-A test does not have to know. All tests of one target go to one child pytest; what it reports is replayed here
-as if the tests had run here, with their failures, durations and captured output. The children run one after
-another, beside the tests of the session's own process, which come first. Where nearly all tests are run,
-those of some folders go to a child, too, so that both sides take about as long: else two processors are half
-idle.
+A test does not have to know. The tests of each entry, which is a device or a folder, go to one child pytest;
+as many run at once as there are processors. What they report is replayed here as if the tests had run here,
+with their failures, durations and captured output. Where all tests are of one folder, and none of a device,
+they do run here.
 
-Guarantees: a driver that ends its process fails the test that it ran, and those after it, not the whole
-session; the process of the session itself never opens a driver on behalf of such a test. No child is left.
+Guarantees: one process is one driver. A driver that ends its process fails the test that it ran, and those
+after it in its entry, not the whole session. No child is left.
 
 Which tests are a device's: those that are parametrized with a `selector` of a real device
 (tests.drivers.each_driver and each_device), or carry its name in their mark:
 pytest.mark.driver("radv:navi31").
 
-To debug one of them in its own process, set ORCHESTRATOR_TEST_TARGET to its target: nothing is relayed
-then.
+pytest-xdist does not take its place: each of its processes runs tests of several groups in turn, and would
+open two drivers; and without its option -n, as when one file is run, nothing keeps drivers apart.
+
+To debug one of them in its own process, set ORCHESTRATOR_TEST_ENTRY to its device: nothing is relayed then.
 """
 
 from __future__ import annotations
@@ -22,133 +23,183 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections import deque
+from functools import cache
 from pathlib import Path
 
 import pytest
 from attrs import Factory, define
 
-from tests.drivers import REPOSITORY, driver_environment, find_manifest, is_driver
+from tests.drivers import DRIVERS, REPOSITORY, driver_environment, find_manifest, is_driver
 
-TARGET_VARIABLE = "ORCHESTRATOR_TEST_TARGET"
+ENTRY_VARIABLE = "ORCHESTRATOR_TEST_ENTRY"
 REPORTS_VARIABLE = "ORCHESTRATOR_TEST_REPORTS"
-APART = "folders apart"
-_APART_FOLDERS = frozenset(REPOSITORY / "tests" / each for each in ("cli", "key_dependence"))
-_MANY = 3_000
 
-Reports = dict[str, list[pytest.TestReport]]
+LONGEST = ("cli", "run", *DRIVERS, "supervise", "faults", "stores")
+"""The entries that begin first, so that the last ones to run are short."""
 
 
 @define
-class _Sessions:
-    """The sessions of the targets of a session.
+class _Child:
+    """The process of an entry.
 
     Attributes:
-        reports: By target, once they were asked for.
+        began: The test that began last; empty before the first.
+        reports: What came of each test so far, by its name.
     """
 
-    reports: dict[str, Reports] = Factory(dict)
+    entry: str
+    items: list[pytest.Item]
+    process: subprocess.Popen[bytes] | None = None
+    began: str = ""
+    reports: dict[str, list[pytest.TestReport]] = Factory(dict)
+    _read: int = 0
+
+    def start(self, folder: Path) -> None:
+        """Begin a session over the tests of the entry, configured as this one is."""
+        # From its path on, a test's name means the same whatever the working directory is.
+        names = "".join(f"{each.path}::{each.nodeid.partition('::')[2]}\n" for each in self.items)
+        (folder / "names").write_text(names, "utf-8")
+        config = self.items[0].config
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"@{folder / 'names'}"]
+        command += ["--rootdir", str(config.rootpath), "--maxfail", str(config.option.maxfail or 0)]
+        command += ["-c", str(config.inipath)] if config.inipath else []
+        for plugin in config.option.plugins:
+            command += ["-p", plugin]
+        variables = driver_environment(self.entry) if is_driver(self.entry) else dict(os.environ)
+        with (folder / "printed").open("wb") as printed:
+            self.process = subprocess.Popen(
+                command,
+                cwd=REPOSITORY,
+                env=variables | {ENTRY_VARIABLE: self.entry, REPORTS_VARIABLE: str(folder / "rows")},
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def has_ended(self) -> bool:
+        """Whether it ran and is gone."""
+        return self.process is not None and self.process.poll() is not None
+
+    def is_over(self, item: pytest.Item) -> bool:
+        """Whether all reports of a test are here."""
+        return any(each.when == "teardown" for each in self.reports.get(item.nodeid, []))
+
+    def read(self, folder: Path) -> None:
+        """Take in what it reported since the last time."""
+        with (folder / "rows").open("rb") as file:
+            file.seek(self._read)
+            complete, newline, _ = file.read().rpartition(b"\n")
+        self._read += len(complete + newline)
+        config = self.items[0].config
+        for line in complete.splitlines():
+            row = json.loads(line)
+            if "began" in row:
+                self.began = row["began"]
+                continue
+            report = config.hook.pytest_report_from_serializable(config=config, data=row)
+            if isinstance(report.longrepr, list):  # where it was skipped: a tuple, which JSON does not have
+                report.longrepr = tuple(report.longrepr)
+            self.reports.setdefault(report.nodeid, []).append(report)
+
+    def lost(self, item: pytest.Item, folder: Path) -> pytest.TestReport:
+        """What is said of a test that the process did not live to report."""
+        assert self.process is not None
+        text = f"the process for {self.entry} ended with {self.process.returncode} "
+        if self.began and self.began != item.nodeid:
+            text += f"before this test, in {self.began}"
+        else:
+            text += "in this test" if self.began else "before any test"
+            text += f":\n{(folder / 'printed').read_text('utf-8', 'replace')[-4000:]}"
+        return pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
+
+
+@define
+class _Queue:
+    """The children of a session. Nothing happens but in calls."""
+
+    _children: dict[str, _Child] = Factory(dict)
+    _waiting: deque[_Child] = Factory(deque)
     _folder: tempfile.TemporaryDirectory[str] | None = None
-    _runner: subprocess.Popen[str] | None = None
-    _ended: dict[str, int] = Factory(dict)
 
-    def start(self, items: Sequence[pytest.Item]) -> None:
-        """Run the tests of each target in a process of their own, one after another, beside this process."""
-        targets: dict[str, list[pytest.Item]] = {}
-        for each in items:
-            if (target := target_of(each)) is not None:
-                targets.setdefault(target, []).append(each)
-        if not targets:
-            return
+    def fill(self, items: list[pytest.Item]) -> None:
+        """Give each entry its child, in the order of the tests, unless all tests can run here."""
+        for item in items:
+            entry = entry_of(item)
+            self._children.setdefault(entry, _Child(entry, [])).items.append(item)
+        if len(self._children) == 1 and not is_driver(next(iter(self._children))):
+            self._children.clear()
         self._folder = tempfile.TemporaryDirectory()
-        plan = [self._planned(target, own) for target, own in targets.items()]
-        self._runner = subprocess.Popen(
-            [sys.executable, "-S", str(Path(__file__).with_name("target_sessions.py"))],
-            cwd=REPOSITORY,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        assert self._runner.stdin is not None
-        self._runner.stdin.write(json.dumps(plan) + "\n")
-        self._runner.stdin.flush()
+        for child in self._children.values():
+            self._folder_of(child).mkdir()
+            (self._folder_of(child) / "rows").touch()
+            self._waiting.append(child)
 
-    def ended(self, target: str) -> tuple[int, str, str]:
-        """Wait for a target's: exit status, what it printed, and the rows that it reported."""
-        assert self._runner is not None
-        assert self._runner.stdout is not None
-        while target not in self._ended:
-            line = self._runner.stdout.readline()
-            name, status = json.loads(line) if line else (target, -1)
-            self._ended[name] = status
-        printed, rows = (
-            self._file(target, what).read_text("utf-8", "replace") for what in ("printed", "rows")
-        )
-        return self._ended[target], printed, rows
+    def reports_of(self, item: pytest.Item) -> list[pytest.TestReport] | None:
+        """Reports of a test once they are there; None where the test runs here."""
+        child = self._children.get(entry_of(item))
+        if child is None:
+            return None
+        folder = self._folder_of(child)
+        while not child.is_over(item):
+            ended = child.has_ended()
+            self._start_some()
+            child.read(folder)
+            if ended and not child.is_over(item):
+                child.reports.setdefault(item.nodeid, []).append(child.lost(item, folder))
+                break
+            time.sleep(0.02)
+        return child.reports[item.nodeid]
 
     def stop(self) -> None:
         """End what still runs."""
-        if self._runner is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._runner.pid, signal.SIGKILL)
-            self._runner.communicate()
+        for child in self._children.values():
+            if child.process is not None and not child.has_ended():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.process.pid, signal.SIGKILL)
+                child.process.wait()
         if self._folder is not None:
             self._folder.cleanup()
 
-    def _planned(self, target: str, items: list[pytest.Item]) -> dict[str, object]:
-        rows, names = self._file(target, "rows"), self._file(target, "names")
-        rows.touch()
-        # From its path on, a test's name means the same whatever the working directory is.
-        names.write_text(
-            "".join(f"{each.path}::{each.nodeid.partition('::')[2]}\n" for each in items), "utf-8"
+    def _start_some(self) -> None:
+        running = sum(
+            child.process is not None and not child.has_ended() for child in self._children.values()
         )
-        own = dict(os.environ) if target == APART else driver_environment(target)
-        environment = own | {TARGET_VARIABLE: target, REPORTS_VARIABLE: str(rows)}
-        return {
-            "target": target,
-            "command": _command(items[0].config, names),
-            "environment": environment,
-            "printed": str(self._file(target, "printed")),
-        }
+        while self._waiting and running < len(os.sched_getaffinity(0)):
+            child = self._waiting.popleft()
+            child.start(self._folder_of(child))
+            running += 1
 
-    def _file(self, target: str, what: str) -> Path:
+    def _folder_of(self, child: _Child) -> Path:
         assert self._folder is not None
-        return Path(self._folder.name) / f"{re.sub('[: ]', '-', target)}.{what}"
+        return Path(self._folder.name) / child.entry.replace(":", "-")
 
 
-def _command(config: pytest.Config, names: Path) -> list[str]:
-    """A session over some tests, configured as this one is."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"@{names}"]
-    command += ["--rootdir", str(config.rootpath), *(["-c", str(config.inipath)] if config.inipath else [])]
-    for plugin in config.option.plugins:
-        command += ["-p", plugin]
-    return command
+_QUEUE = pytest.StashKey[_Queue]()
 
 
-_SESSIONS = pytest.StashKey[_Sessions]()
-_HAS_MANY = pytest.StashKey[bool]()
-
-
-def target_of(item: pytest.Item) -> str | None:
-    """The target whose process a test belongs in, or APART; None for the process of the session."""
-    if TARGET_VARIABLE in os.environ:
-        return None
+def entry_of(item: pytest.Item) -> str:
+    """What a test is run with: the device that it is of, or its folder."""
     mark = item.get_closest_marker("driver")
     candidates = [*mark.args] if mark else []
     if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
         candidates += [item.callspec.params.get("driver"), item.callspec.params.get("selector")]
     for each in candidates:
-        # Without the driver the test runs here, where its fixture says what is missing.
-        if isinstance(each, str) and is_driver(each) and find_manifest(each):
+        # Without the driver the test runs with its folder, where its fixture says what is missing.
+        if isinstance(each, str) and _is_here(each):
             return each
-    has_many = item.config.stash.get(_HAS_MANY, False)
-    return APART if has_many and not _APART_FOLDERS.isdisjoint(item.path.parents) else None
+    return item.path.parent.name
+
+
+@cache
+def _is_here(selector: str) -> bool:
+    return is_driver(selector) and find_manifest(selector) is not None
 
 
 class _Recorder:
@@ -159,7 +210,7 @@ class _Recorder:
         self._path = path
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._write({"started": nodeid})
+        self._write({"began": nodeid})
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._write(self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
@@ -171,67 +222,38 @@ class _Recorder:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Record reports where a parent asked for them."""
-    config.stash[_SESSIONS] = _Sessions()
+    config.stash[_QUEUE] = _Queue()
     if path := os.environ.get(REPORTS_VARIABLE):
         config.pluginmanager.register(_Recorder(config, Path(path)))
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests of other processes come last: pytest tears fixtures down on the way from one test to the next."""
-    config.stash[_HAS_MANY] = len(items) > _MANY
-    items.sort(key=lambda item: target_of(item) or "")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of an entry together, the longest entries first."""
+    ranks = {entry: rank for rank, entry in enumerate(LONGEST)}
+    items.sort(key=lambda item: (ranks.get(entry_of(item), len(ranks)), entry_of(item)))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> None:
-    """Let the sessions of targets begin."""
-    if not session.config.option.collectonly and not session.testsfailed:
-        session.config.stash[_SESSIONS].start(session.items)
+    """Let the children begin."""
+    is_whole = not session.config.option.collectonly and not session.testsfailed
+    if is_whole and ENTRY_VARIABLE not in os.environ:
+        session.config.stash[_QUEUE].fill(session.items)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Leave none of them behind, also where this one was stopped."""
-    session.config.stash[_SESSIONS].stop()
+    session.config.stash[_QUEUE].stop()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
-    """Replay what the process of the test's target reported, when it has ended."""
-    target = target_of(item)
-    if target is None:
+    """Replay what the child of the test's entry reports."""
+    reports = item.config.stash[_QUEUE].reports_of(item)
+    if reports is None:
         return None
-    sessions = item.config.stash[_SESSIONS]
-    if target not in sessions.reports:
-        items = [each for each in item.session.items if target_of(each) == target]
-        sessions.reports[target] = _reports(items, target, *sessions.ended(target))
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in sessions.reports[target].get(item.nodeid, []):
+    for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
-
-
-def _reports(items: list[pytest.Item], target: str, status: int, printed: str, rows: str) -> Reports:
-    """What a child reported; every test gets at least one report."""
-    config, reports, last = items[0].config, Reports(), ""
-    for line in rows.splitlines():
-        row = json.loads(line)
-        if "started" in row:
-            last = row["started"]
-            continue
-        report = config.hook.pytest_report_from_serializable(config=config, data=row)
-        if isinstance(report.longrepr, list):  # where it was skipped: a tuple, which JSON does not have
-            report.longrepr = tuple(report.longrepr)
-        reports.setdefault(report.nodeid, []).append(report)
-    for item in items:
-        own = reports.setdefault(item.nodeid, [])
-        if not own or own[-1].when != "teardown":
-            text = f"the process for {target} ended with {status} "
-            if item.nodeid == last:
-                text += f"in this test:\n{printed[-4000:]}"
-            elif last:
-                text += f"before this test, in {last}"
-            else:
-                text += f"before any test:\n{printed[-4000:]}"
-            own.append(pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call"))
-    return reports

@@ -1,4 +1,4 @@
-"""The tests of a real device run in a process of its own, and report here as if they had run here."""
+"""The tests of a device or a folder run in a process of its own, and report here as if they had run here."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from tests.children.test_children import is_gone, until
 from tests.drivers import REPOSITORY, driver_manifest
+from tests.isolation import ENTRY_VARIABLE, REPORTS_VARIABLE
 
 MODULE = """
 import os, signal
@@ -22,7 +23,7 @@ SESSION = int(os.environ.setdefault("SESSION_PID", str(os.getpid())))
 
 @each_device
 def test_target(selector):
-    assert (os.getpid() == SESSION) == (selector == "simulated")
+    assert os.getpid() != SESSION
     if selector.startswith("radv:"):
         assert os.environ["RADV_FORCE_FAMILY"] == selector.partition(":")[2]
 
@@ -39,8 +40,8 @@ def test_kills_its_process():
 def test_comes_after():
     pass
 
-def test_stays_here():
-    assert os.getpid() == SESSION
+def test_needs_no_device():
+    assert (os.getpid() == SESSION) == bool(os.environ.get("ALONE"))
 """
 
 
@@ -50,12 +51,13 @@ import pytest
 
 NOTE = pathlib.Path(os.environ["NOTE"])
 
-@pytest.mark.driver("radv:navi31")
+@pytest.mark.driver("lavapipe")
 def test_never_ends():
     NOTE.with_suffix(".new").write_text(str(os.getpid()))
     NOTE.with_suffix(".new").rename(NOTE)
     signal.pause()
 
+@pytest.mark.driver("radv:navi31")
 def test_fails_while_the_other_runs():
     while not NOTE.exists():
         time.sleep(0.01)
@@ -68,10 +70,11 @@ def run(folder: Path, *arguments: str, module: str = MODULE, **environment: str)
     path = folder / "test_module.py"
     path.write_text(module, "utf-8")
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    inherited = os.environ.keys() - {ENTRY_VARIABLE, REPORTS_VARIABLE}
     done = subprocess.run(
         [*command, "-c", "pyproject.toml", str(path), *arguments],
         cwd=REPOSITORY,
-        env={**os.environ, **environment},
+        env={name: os.environ[name] for name in inherited} | environment,
         capture_output=True,
         text=True,
         check=False,
@@ -96,13 +99,13 @@ def test_each_target_has_its_process_and_reports_come_back(tmp_path: Path) -> No
 
 
 @pytest.mark.driver
-def test_nothing_is_relayed_inside_a_target(tmp_path: Path) -> None:
-    output = run(tmp_path, "-k", "fails_on_lavapipe", ORCHESTRATOR_TEST_TARGET="lavapipe")
-    assert "1 failed, 3 passed, 7 deselected" in output
+def test_nothing_is_relayed_inside_an_entry_or_of_one_folder_alone(tmp_path: Path) -> None:
+    inside = run(tmp_path, "-k", "fails_on_lavapipe", **{ENTRY_VARIABLE: "lavapipe"})
+    assert "1 failed, 3 passed, 7 deselected" in inside
+    assert "1 passed, 10 deselected" in run(tmp_path, "-k", "needs_no_device", ALONE="yes")
 
 
 def test_a_session_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:
-    """The sessions of targets run beside the session's own tests."""
     note = tmp_path / "note"
     output = run(tmp_path, "-x", module=ENDLESS, NOTE=str(note))
     assert "stopping after 1 failures" in output
