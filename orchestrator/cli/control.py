@@ -8,6 +8,7 @@ Assumptions: nothing else uses the descriptors; events are one thread's.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import time
@@ -36,6 +37,12 @@ _READ_SIZE: Final = 1 << 16
 _SHOWN: Final = 60
 
 
+def _require_given(descriptor: int) -> None:
+    """Raise OSError where the caller did not give it: what this process opened is not inheritable."""
+    if not os.get_inheritable(descriptor):
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+
 class EventWriter:
     """Writes events to a descriptor, until nobody reads any more."""
 
@@ -59,6 +66,7 @@ class EventWriter:
                 "give the events another descriptor, as in --progress jsonl:3 3>FILE",
             )
         try:
+            _require_given(descriptor)
             os.write(descriptor, b"")
         except (OSError, OverflowError) as error:
             raise UsageError(
@@ -121,6 +129,7 @@ class CommandReader:
                 f"--control {descriptor}: its answers are events, and there is no --progress", f"{example}`"
             )
         try:
+            _require_given(descriptor)
             os.read(descriptor, 0)
         except (OSError, OverflowError) as error:
             raise UsageError(

@@ -32,6 +32,7 @@ Event = dict[str, Any]
 @contextmanager
 def file_descriptor(path: Path, flags: int) -> Iterator[int]:
     descriptor = os.open(path, flags, 0o600)
+    os.set_inheritable(descriptor, True)  # as what a caller gives
     try:
         yield descriptor
     finally:
@@ -289,6 +290,7 @@ def test_the_launcher_in_c_counts_a_key_of_two_applications_once(tmp_path: Path)
 def test_one_socket_may_be_both(call: Call, small_set: Path, tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
+        theirs.set_inheritable(True)
         ours.sendall((command("cancel", pipelines=KEYS[:1]) + command("stop", id="s")).encode())
         ours.shutdown(socket.SHUT_WR)
         ends = ("--progress", f"jsonl:{theirs.fileno()}", "--control", str(theirs.fileno()))

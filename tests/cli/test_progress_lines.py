@@ -42,6 +42,7 @@ def events(path: Path) -> list[dict[str, object]]:
 def test_a_compile_tells_its_parent_what_it_does(call: Call, small_set: Path, tmp_path: Path) -> None:
     path = tmp_path / "progress"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    os.set_inheritable(descriptor, True)  # as what a caller gives
     options = ("-d", "simulated", "--progress", f"jsonl:{descriptor}", "--cache-dir", tmp_path / "cache")
     done = call("compile", small_set, *options, "--json")
     os.close(descriptor)
@@ -80,6 +81,7 @@ def test_a_parent_is_told_that_a_signal_stops_a_compile(
     monkeypatch.setattr(EventWriter, "tell", interrupt)
     path = tmp_path / "progress"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    os.set_inheritable(descriptor, True)  # as what a caller gives
     call(
         "compile", small_set, "-d", "simulated", place, tmp_path / "kept", "--progress", f"jsonl:{descriptor}"
     )
@@ -98,11 +100,25 @@ def test_what_is_not_understood_or_not_open_for_writing_is_refused(call: Call, t
         EventWriter.of_option("jsonl:99999999999999999999")
     (tmp_path / "file").write_text("")
     reading = os.open(tmp_path / "file", os.O_RDONLY)
+    os.set_inheritable(reading, True)
     done = call("compile", "sample", "-d", "simulated", "--progress", f"jsonl:{reading}")
     os.close(reading)
     assert done.code == ExitCode.BAD_INPUT
     assert "is not open for writing" in done.err
     assert "3>FILE" in done.err
+
+
+def test_a_descriptor_of_the_program_itself_is_none_for_events_or_commands(call: Call) -> None:
+    """Such as the memory that its processes share, which it made before it read its options."""
+    own = os.memfd_create("own")
+    done = call("compile", "sample", "-d", "simulated", "--progress", f"jsonl:{own}")
+    assert (done.code, os.fstat(own).st_size) == (ExitCode.BAD_INPUT, 0)
+    assert f"descriptor {own} is not open for writing" in done.err
+    given = os.memfd_create("given", 0)
+    ends = ("--progress", f"jsonl:{given}", "--control", str(own))
+    assert "not open for reading" in call("compile", "sample", "-d", "simulated", *ends).err
+    os.close(given)
+    os.close(own)
 
 
 def test_a_slow_reader_loses_progress_and_nothing_else() -> None:
