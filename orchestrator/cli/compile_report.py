@@ -170,7 +170,8 @@ def _show_skipped(output: Output, skipped: Sequence[PipelineOutcome]) -> None:
         by_reason.setdefault(each.reason, []).append(each)
     ranked = sorted(by_reason.items(), key=lambda item: -len(item[1]))
     output.line("")
-    output.line(styled("skipped", "warn"), ": the device lacks what they need, so the driver was not asked")
+    why = "the device lacks, or this version does not know, what they need; the driver was not asked"
+    output.line(styled("skipped", "warn"), f": {why}")
 
     def show(item: tuple[str, list[PipelineOutcome]]) -> None:
         reason, members = item

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 from attrs import asdict
@@ -121,6 +121,14 @@ class ListedGroup(Record, frozen=True, kw_only=True):
     pipelines: int
 
 
+class ListedProblem(Record, frozen=True, kw_only=True):
+    """Pipelines of a set that are given to no device."""
+
+    reason: str
+    outcome: Literal["skipped", "failed"]  # What becomes of them in `compile`.
+    pipelines: tuple[Hash, ...]  # Their keys.
+
+
 class ListDocument(Document, frozen=True, kw_only=True):
     """`list --json`."""
 
@@ -132,6 +140,7 @@ class ListDocument(Document, frozen=True, kw_only=True):
     unusable_records: int | None  # Number of records that cannot be used; null if not verified.
     unchecked_records: int | None  # Records whose content does not prove their key; null if not verified.
     damage: tuple[DamageRecord, ...]  # What could not be read.
+    problems: tuple[ListedProblem, ...]  # Pipelines that are given to no device; empty if not verified.
     pipelines: dict[PipelineKind, tuple[Hash, ...]] | UnsetType = UNSET  # The keys, with `--pipelines`.
 
 

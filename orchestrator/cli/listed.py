@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 
@@ -10,6 +11,7 @@ from orchestrator.cli.documents import (
     ApplicationRecord,
     ListDocument,
     ListedGroup,
+    ListedProblem,
     ListedSet,
     RecordCount,
     SetFile,
@@ -36,10 +38,12 @@ from orchestrator.run.records import ApiVersion, DamageRecord, Hash, RequestReco
 from orchestrator.sets.archive.reader import Archive, parts_of
 from orchestrator.sets.archive.record_proof import Verified
 from orchestrator.sets.groups import Application
+from orchestrator.sets.image.built import Problem
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import problems_anywhere
 from orchestrator.sets.records import RecordTag
 
-_DAMAGE_SHOWN = 20
+_DAMAGE_SHOWN = _PROBLEMS_SHOWN = 20
 
 
 def show_set(opened: PipelineSet, output: Output, *, pipelines: bool, verify: bool, json: bool) -> None:
@@ -48,16 +52,20 @@ def show_set(opened: PipelineSet, output: Output, *, pipelines: bool, verify: bo
     if verify:
         with SlowWork(output, "reading the records") as progress:
             found = opened.verify(progress)
-    document = _document(opened, found, pipelines=pipelines)
+    problems = problems_anywhere(opened) if verify else ()
+    document = _document(opened, found, problems, pipelines=pipelines)
     output.document(lambda: document)
     if not json:
         _show(output, document)
+        _show_problems(output, document)
         _show_damage(output, document, found)
         for each in opened.pipelines if pipelines else ():
             output.line(f"{key_text(each.key)}  {each.kind.value}")
 
 
-def _document(opened: PipelineSet, found: Verified | None, *, pipelines: bool) -> ListDocument:
+def _document(
+    opened: PipelineSet, found: Verified | None, problems: Sequence[Problem], *, pipelines: bool
+) -> ListDocument:
     archives = [each for each in parts_of(opened.records) if isinstance(each, Archive)]
     stored: Counter[RecordTag] = Counter()
     sizes: Counter[RecordTag] = Counter()
@@ -102,7 +110,19 @@ def _document(opened: PipelineSet, found: Verified | None, *, pipelines: bool) -
         unusable_records=None if found is None else found.unusable,
         unchecked_records=None if found is None else len(found.not_checked),
         damage=tuple(map(DamageRecord.of, opened.damage)),
+        problems=_by_reason(problems),
         pipelines=keys,
+    )
+
+
+def _by_reason(problems: Sequence[Problem]) -> tuple[ListedProblem, ...]:
+    several: dict[tuple[bool, str], list[Hash]] = {}
+    for each in problems:
+        several.setdefault((each.unsupported, each.reason), []).append(Hash(each.job.key))
+    ranked = sorted(several.items(), key=lambda each: -len(each[1]))
+    return tuple(
+        ListedProblem(reason=reason, outcome="skipped" if skipped else "failed", pipelines=tuple(keys))
+        for (skipped, reason), keys in ranked
     )
 
 
@@ -162,6 +182,22 @@ def _show_application(output: Output, application: ApplicationRecord) -> None:
     name = shown(application.name or "an application without a name")
     output.line("recorded from ", styled(name, "head"), f"{engine}, Vulkan {application.api_version}")
     output.line("  features that change code: ", ", ".join(enabled) or "none")
+
+
+def _show_problems(output: Output, document: ListDocument) -> None:
+    problems = document.problems
+    if not problems:
+        return
+    count = sum(len(each.pipelines) for each in problems)
+    output.line("")
+    output.line(styled(f"given to no device: {plural(count, 'pipeline')}", "warn"))
+    shown_here = problems[: output.most(_PROBLEMS_SHOWN)]
+    for each in shown_here:
+        keys = each.pipelines
+        more = f" and {len(keys) - 1:,} more" if len(keys) > 1 else ""
+        output.line(f"  {each.outcome}  {key_text(keys[0])}{more}: {each.reason}")
+    if len(problems) > len(shown_here):
+        output.line(f"  ... and {len(problems) - len(shown_here):,} more reasons, see --verbose")
 
 
 def _show_damage(output: Output, document: ListDocument, found: Verified | None) -> None:

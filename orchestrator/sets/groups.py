@@ -42,7 +42,6 @@ from orchestrator.sets.archive.hashes import application_hash, link_hash
 from orchestrator.sets.archive.reader import record_offset
 from orchestrator.sets.records import (
     FORMAT_VERSION,
-    FORMAT_VERSIONS,
     KIND_OF_TAG,
     Damage,
     FeatureGroup,
@@ -50,6 +49,7 @@ from orchestrator.sets.records import (
     PipelineJobs,
     RecordSource,
     RecordTag,
+    check_version,
     document_text,
 )
 
@@ -306,9 +306,7 @@ def _decode(decoder: msgspec.json.Decoder[_D], tag: RecordTag, key: int, text: b
         document = decoder.decode(text)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise RecordError(tag, key, f"{tag.name.lower()}: {error}") from error
-    if document.version not in FORMAT_VERSIONS:
-        reason = f"{tag.name.lower()}: version {document.version} of the JSON is not supported (5 and 6 are)"
-        raise RecordError(tag, key, reason)
+    check_version(tag, key, document.version)
     return document
 
 

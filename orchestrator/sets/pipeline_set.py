@@ -38,6 +38,7 @@ from orchestrator.sets.records import (
     PipelineJobs,
     RecordSource,
     RecordTag,
+    UnknownContentError,
 )
 
 A_SET = "a set, such as PipelineSet.open(path) gives,"
@@ -258,6 +259,9 @@ class PipelineSet(Closing):
             progress(number, total)
             try:
                 module = self._read_module(key)
+            except UnknownContentError:
+                not_checked.append((_MODULE, key))
+                continue
             except RecordError:  # it is in the damage
                 unusable += 1
                 continue
@@ -312,6 +316,8 @@ class PipelineSet(Closing):
             payload = payload_at(self._source, place, _MODULE, key)
         try:
             return decode_module(key, payload)
+        except UnknownContentError:
+            raise
         except RecordError as error:
             raise RecordError(int(_MODULE), key, error.reason, self._note(key, error.reason)) from error
 

@@ -254,6 +254,13 @@ def features_to_record(source: PipelineSet, api_version: int) -> frozenset[Featu
     )
 
 
+def problems_anywhere(source: PipelineSet) -> tuple[Problem, ...]:
+    """The pipelines of a set that no device can be given, whatever it has, and why."""
+    from orchestrator.sets.image.builder import build_image
+
+    return build_image(source, source.pipelines, AnyDevice()).problems
+
+
 def _split(
     source: PipelineSet, group: FeatureGroup, device: AskedDevice, built: BuiltImage
 ) -> tuple[tuple[FeatureGroup, ...], dict[PipelineJob, Problem]]:

@@ -20,6 +20,7 @@ from attrs import field, frozen
 
 from orchestrator.devices.image import KINDS, PipelineKind
 from orchestrator.devices.request import DeviceRequest
+from orchestrator.errors import RecordError
 
 FORMAT_VERSION = 6
 """The version of payloads that are written here."""
@@ -33,6 +34,24 @@ def document_text(payload: bytes) -> bytes:
     """The JSON of a record: up to the first NUL byte, without the mark that some editors put before UTF-8."""
     end = payload.find(b"\0")  # what follows may be a module's code, which is not copied here
     return (payload if end < 0 else payload[:end]).removeprefix(_BYTE_ORDER_MARK)
+
+
+class UnknownContentError(RecordError):
+    """A record holds what this version does not know: it is no damage, a newer recorder wrote it."""
+
+
+def check_version(tag: int, key: int, version: int) -> None:
+    """Refuse a record by the version of its JSON.
+
+    Raises:
+        UnknownContentError: The version is newer than those that are read.
+        RecordError: It is older.
+    """
+    if version not in FORMAT_VERSIONS:
+        is_newer = version > FORMAT_VERSION
+        kind = UnknownContentError if is_newer else RecordError
+        why = "the recorder is newer: " if is_newer else ""
+        raise kind(tag, key, f"{why}version {version} of the JSON is not supported (5 and 6 are)")
 
 
 class RecordTag(enum.IntEnum):

@@ -7,12 +7,13 @@ import pytest
 from orchestrator.cli import progress
 from orchestrator.cli.errors import ExitCode
 from orchestrator.sets.archive.reader import Archive
-from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.groups import Application, encode_application
 from orchestrator.sets.image.documents import TABLES
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path, sample_path
 from tests.cli.conftest import Call, run_python
+from tests.run.small_sets import add_sample, compute_keys
 
 
 def test_the_sample(call: Call) -> None:
@@ -155,3 +156,59 @@ def test_a_signal_ends_the_reading_with_a_document() -> None:
     assert done.code == ExitCode.INTERRUPTED
     assert done.document["error"]["kind"] == "interrupted"
     assert "Traceback" not in done.err
+
+
+def _altered(path: Path, whole: Path, changes: dict[int, tuple[bytes, bytes]]) -> None:
+    """Write a set, of whose compute pipelines some are changed, by their places."""
+    tag = RecordTag.COMPUTE_PIPELINE
+    with Archive.open(whole) as archive, ArchiveWriter(path) as writer:
+        for place, key in enumerate(archive.keys(tag)):
+            old, new = changes.get(place, (b"", b""))
+            payload = archive.payload(tag, key)
+            assert old in payload
+            writer.add(tag, key, payload.replace(old, new, 1) if old else payload)
+        copy_records(archive, writer)
+
+
+def test_pipelines_that_are_given_to_no_device(call: Call, small_set: Path, tmp_path: Path) -> None:
+    """Those of a newer recorder are skipped and not damaged; what an application made invalid is said so."""
+    newer = b'"specializationInfo"', b'"isFuture":[1],"specializationInfo"'
+    chained = b'"stage":{', b'"pNext":[{"sType":1999999999}],"stage":{'
+    version = b'"version":6', b'"version":7'
+    wild = b'"offset":8,"size":4', b'"offset":8,"size":2020836711169377632'
+    path = tmp_path / "altered.foz"
+    _altered(path, small_set, {0: newer, 1: newer, 2: chained, 3: version, 4: wild})
+    document = call("list", path, "--json").document
+    assert document["damage"] == []
+    problems = document["problems"]
+    assert [(each["outcome"], len(each["pipelines"])) for each in problems] == [
+        ("skipped", 2), ("skipped", 1), ("skipped", 1), ("failed", 1)
+    ]  # fmt: skip
+    reasons = [each["reason"] for each in problems]
+    assert all("the recorder is newer" in each for each in reasons[:3])
+    assert "member `isFuture` at `$.computePipelines[...].stage`" in reasons[0]
+    assert "sType 1999999999" in reasons[1]
+    assert "version 7" in reasons[2]
+    assert reasons[3].startswith("invalid as recorded, by a fault of the application or the recorder: ")
+    assert "2 more reasons" not in (shown := call("list", path).out)
+    assert "given to no device: 5 pipelines" in shown
+    compiled = call("compile", path, "-d", "simulated", "--in-process", "--cache-dir", tmp_path)
+    assert compiled.code == ExitCode.PIPELINES_FAILED
+    (row,) = (each for each in compiled.out.splitlines() if each.startswith("compute"))
+    assert row.split()[-2:] == ["4", "1"]  # skipped, failed
+
+
+@pytest.mark.parametrize("left", [RecordTag.SHADER_MODULE, RecordTag.DESCRIPTOR_SET_LAYOUT])
+def test_a_set_that_refers_into_another_archive(call: Call, tmp_path: Path, left: RecordTag) -> None:
+    part, common = tmp_path / "part.foz", tmp_path / "common.foz"
+    keys = compute_keys()[:2]
+    with ArchiveWriter(part) as writer:
+        add_sample(writer, keys, left_out={left})
+    with ArchiveWriter(common) as writer:
+        add_sample(writer, ())
+    problems = call("list", part, "--json").document["problems"]
+    assert sum(len(each["pipelines"]) for each in problems) == 2
+    what = left.name.lower().replace("_", " ")
+    assert all(f"refers to {what} " in each["reason"] for each in problems)
+    assert all("not in the set: give the archive that has it, too" in each["reason"] for each in problems)
+    assert call("list", part, common, "--json").document["problems"] == []

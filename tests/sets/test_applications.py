@@ -107,7 +107,7 @@ def test_a_name_in_another_encoding_does_not_cost_the_features() -> None:
     ],
 )
 def test_a_damaged_application_info(payload: bytes) -> None:
-    with pytest.raises(RecordError, match="application") as error:
+    with pytest.raises(RecordError, match=r"application|recorder is newer") as error:
         decode_application(9, payload)
     assert (error.value.tag, error.value.key) == (0, 9)
 

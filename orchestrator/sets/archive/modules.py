@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from orchestrator.errors import RecordError
 from orchestrator.sets.archive.hashes import module_hash
-from orchestrator.sets.records import FORMAT_VERSION, FORMAT_VERSIONS, RecordTag, document_text
+from orchestrator.sets.records import FORMAT_VERSION, RecordTag, check_version, document_text
 from orchestrator.sets.spirv.walk import HEADER_WORDS, MAGIC, spirv_words
 
 CODE_SIZE_MAX = 64 << 20
@@ -102,8 +102,7 @@ def _parse(key: int, payload: bytes) -> tuple[_ModuleEntry, bytes | memoryview]:
     json_size = payload.find(b"\0")
     view = memoryview(payload)
     document = _decoder.decode(document_text(payload))
-    if document.version not in FORMAT_VERSIONS:
-        raise ValueError(f"version {document.version} of the JSON is not supported (5 and 6 are)")
+    check_version(RecordTag.SHADER_MODULE, key, document.version)
     module = document.shader_modules.get(f"{key:016x}")
     if module is None:
         raise ValueError("the payload holds no module of that hash")

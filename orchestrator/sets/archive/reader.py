@@ -53,7 +53,7 @@ RECORD_SIZE = _HEADER.itemsize
 _STORED_SIZE = struct.Struct("<I")
 _PARAMETERS = struct.Struct("<4I")  # stored size, flags, crc32, size
 _SHORTENED = "the file was shortened after it was opened"
-_FOREIGN = "the tag is none of a pipeline archive (0 to 10); a shader-cache database, perhaps"
+_FOREIGN = "the tag is none of a pipeline archive (0 to 10): a newer recorder, or a shader-cache database"
 
 _NIBBLES = np.full(256, 0xFF, np.uint8)
 _NIBBLES[list(b"0123456789abcdef")] = range(16)
@@ -133,9 +133,9 @@ def _check_file_header(head: bytes, path: str) -> None:
     if head[:-1] != MAGIC:
         raise ArchiveError(path, 0, "not an archive: the magic is not that of a Fossilize archive")
     if head[-1] not in _VERSIONS:
-        raise ArchiveError(
-            path, FILE_HEADER_SIZE - 1, f"archive version {head[-1]} is not supported (5 and 6 are)"
-        )
+        newer = ": the recorder is newer" if head[-1] > max(_VERSIONS) else ""
+        what = f"archive version {head[-1]} is not supported (5 and 6 are){newer}"
+        raise ArchiveError(path, FILE_HEADER_SIZE - 1, what)
 
 
 def build_index(data: mmap.mmap, path: str, limits: ArchiveLimits) -> _Index:

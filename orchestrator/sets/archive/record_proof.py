@@ -18,8 +18,8 @@ from orchestrator.sets.archive.hashes import link_hash
 from orchestrator.sets.archive.reader import record_offset
 from orchestrator.sets.archive.state_hashes import SubpassUse, state_hash, subpass_uses
 from orchestrator.sets.groups import decode_application, decode_link
-from orchestrator.sets.image.documents import TABLES, SharedStates, UnknownStructureError, decode_document
-from orchestrator.sets.records import Damage, RecordSource, RecordTag
+from orchestrator.sets.image.documents import TABLES, SharedStates, decode_document
+from orchestrator.sets.records import Damage, RecordSource, RecordTag, UnknownContentError
 
 
 @frozen
@@ -51,7 +51,7 @@ def prove_records(
             try:
                 if key_of(tag, key, payload) != key:
                     not_checked.append((tag, key))
-            except (UnknownStructureError, LookupError):
+            except (UnknownContentError, LookupError):
                 not_checked.append((tag, key))
             except RecordError as error:
                 unusable += 1

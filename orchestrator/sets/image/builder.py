@@ -42,7 +42,6 @@ from orchestrator.sets.image.create_infos import CreateInfoError, Heap, Piece, a
 from orchestrator.sets.image.documents import (
     PipelineDocument,
     PipelineDocuments,
-    UnknownStructureError,
     decode_document,
     stages_of,
 )
@@ -52,7 +51,7 @@ from orchestrator.sets.image.rearranged import without_unused
 from orchestrator.sets.needs.descriptors import DescriptorCounts, count_descriptors
 from orchestrator.sets.needs.requirements import Malformed, RequirementChecker
 from orchestrator.sets.pipeline_set import A_SET, PipelineSet
-from orchestrator.sets.records import PipelineJob, PipelineJobs, RecordTag
+from orchestrator.sets.records import PipelineJob, PipelineJobs, RecordTag, UnknownContentError
 from orchestrator.sets.spirv.walk import SpirvError, SpirvModule, walk_spirv
 
 _Read = TypeVar("_Read")
@@ -71,6 +70,7 @@ OBJECT_TAGS: Final = {
     "VkPipelineLayout": RecordTag.PIPELINE_LAYOUT,
     "VkRenderPass": RecordTag.RENDER_PASS,
 }
+_INVALID: Final = "invalid as recorded, by a fault of the application or the recorder"
 _LIBRARY_INFO: Final = "VkPipelineLibraryCreateInfoKHR"
 
 
@@ -170,12 +170,17 @@ def _read(
 ) -> _Read:
     try:
         return decode(tag, key, source.records.payload(tag, key))
-    except UnknownStructureError as error:
+    except UnknownContentError as error:
         raise _UnusableError(_Reason(error.reason, unsupported=True)) from None
     except RecordError as error:
         raise _UnusableError(str(error)) from None
     except KeyError:
-        raise _UnusableError(f"refers to {tag.name.lower()} {key:016x}, which is not in the set") from None
+        raise _not_in_set(tag, key) from None
+
+
+def _not_in_set(tag: RecordTag, key: int) -> _UnusableError:
+    what = f"{tag.name.lower().replace('_', ' ')} {key:016x}"
+    return _UnusableError(f"refers to {what}, which is not in the set: give the archive that has it, too")
 
 
 _Met = int | _Reason | None
@@ -335,16 +340,18 @@ class _ImageBuilder:
     def _require(self, missing: str | None, value: Any = None) -> None:
         if missing is None:
             return
-        if value is not None and isinstance(missing, Malformed):
+        if not isinstance(missing, Malformed):
+            raise _UnusableError(_Reason(missing, unsupported=True))
+        if value is not None:
             self._pack(value, Heap())  # a count that lies is the cause, and what was found its consequence
-        raise _UnusableError(_Reason(str(missing), unsupported=not isinstance(missing, Malformed)))
+        raise _UnusableError(f"{_INVALID}: {missing}")
 
     def _pack(self, value: Any, heap: Heap) -> tuple[Piece, Piece]:
         try:
             return packer(type(value).__name__).pack(value, heap), heap.take_own()
         except CreateInfoError as error:
             heap.take_own()
-            raise _UnusableError(str(error)) from None
+            raise _UnusableError(f"{_INVALID}: {error}") from None
 
     def _module(self, key: int) -> tuple[int, SpirvModule | None]:
         return _once(self._modules, key, lambda: self._load_module(key))
@@ -357,11 +364,13 @@ class _ImageBuilder:
             spirv = walk_spirv(module.code)
         except SpirvError as error:
             raise _UnusableError(f"module {key:016x}: {error}") from None
+        except UnknownContentError as error:
+            raise _UnusableError(_Reason(str(error), unsupported=True)) from None
         except RecordError as error:
             raise _UnusableError(str(error)) from None
         except KeyError:
             if self._source.provider is None:
-                raise _UnusableError(f"refers to shader module {key:016x}, which is not in the set") from None
+                raise _not_in_set(RecordTag.SHADER_MODULE, key) from None
             return self._layout.add_module(ImageModule(key, 0, 0, partial(not_supplied, key))), None
         self._require(self._checker.shaders.module(spirv))
         self.code.keep(key, module.code)

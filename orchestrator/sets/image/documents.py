@@ -16,7 +16,7 @@ or checks what was decoded can remember what came of it. Absent scalars are zero
 as in C: the archive leaves out what the driver must ignore.
 
 Guarantees: a decoded document holds only members that the registry knows, each in its C range; an unknown
-member or an unknown structure in a pNext chain refuses the document by name.
+member or an unknown structure in a pNext chain refuses the document by name, as that of a newer recorder.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from msgspec import Meta
 from orchestrator.errors import RecordError, shown
 from orchestrator.registry import registry, structs_by_type
 from orchestrator.registry.tables import Member, Struct
-from orchestrator.sets.records import FORMAT_VERSIONS, RecordTag, document_text
+from orchestrator.sets.records import RecordTag, UnknownContentError, check_version, document_text
 
 #: Members of a graphics pipeline that are decoded once and shared; none of them holds a handle.
 SHARED_STATES: Final = frozenset({
@@ -104,10 +104,6 @@ _HANDLE = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 class Handle(int):
     """The hash of the record that a handle member refers to; 0 is VK_NULL_HANDLE."""
-
-
-class UnknownStructureError(RecordError):
-    """A pNext chain holds a structure that the registry, or a set, does not have."""
 
 
 def _decode_handle(expected: type, value: Any) -> Any:
@@ -346,8 +342,7 @@ def _decode(
                 shared.resolve(each)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _explain(tag, key, text, error) from None
-    if document.version not in FORMAT_VERSIONS:
-        raise RecordError(tag, key, f"document version {document.version} is not one of {FORMAT_VERSIONS}")
+    check_version(tag, key, document.version)
     for table, _ in TABLES[tag]:
         found = getattr(document, table).get(f"{key:016x}")
         if found is not None:
@@ -360,6 +355,7 @@ def _decode(
 _HASH: Final = re.compile(rb'"([0-9a-f]{16}(?<!0000000000000000))"')
 _DATA: Final = re.compile(rb'"data":"([A-Za-z0-9+/]*={0,2})"')
 _S_TYPE: Final = re.compile(rb'"sType"\s*:\s*(\d{1,10})')
+_UNKNOWN_MEMBER: Final = re.compile(r"Object contains unknown field (`.*`) - at (`.*`.*)", re.DOTALL)
 _BASE64: Final = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
 _DIGITS: Final = b"0123456789abcdef"
 _LONGEST_REASON: Final = 400  # of why a document is refused; each pipeline that refers to it repeats it
@@ -520,14 +516,17 @@ def _explain(tag: RecordTag, key: int, text: bytes, error: Exception) -> RecordE
     reason = str(error) or type(error).__name__
     if len(reason) > _LONGEST_REASON:  # a field has a name of megabytes, and what is behind it says where
         reason = f"{shown(reason)} {reason[-_LONGEST_REASON // 2 :]}"
-    if "sType" in reason or "Invalid value" in reason:
+    newer = f"registry {registry().version} does not know: the recorder is newer"
+    if member := _UNKNOWN_MEMBER.match(reason):
+        return UnknownContentError(tag, key, f"member {member[1]} at {member[2]}, which {newer}")
+    if "pNext" in reason or "sType" in reason or "Invalid value" in reason:
         for s_type in sorted({int(each) for each in _S_TYPE.findall(text)}):
             known = structs_by_type().get(s_type)
             if known is None:
-                unknown = f"sType {s_type}, which registry {registry().version} does not know"
+                unknown = f"sType {s_type}, which {newer}"
             elif known.name in _NOT_IN_SETS:
                 unknown = f"{known.name}, which refers to what a set cannot hold"
             else:
                 continue
-            return UnknownStructureError(tag, key, f"a pNext chain holds {unknown}")
+            return UnknownContentError(tag, key, f"a pNext chain holds {unknown}")
     return RecordError(tag, key, f"not a valid document: {reason}")

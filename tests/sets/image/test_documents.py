@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import RecordError
 from orchestrator.registry import registry
-from orchestrator.sets.image.documents import TABLES, UnknownStructureError, chain_members, decode_document
-from orchestrator.sets.records import RecordTag
+from orchestrator.sets.image.documents import TABLES, chain_members, decode_document
+from orchestrator.sets.records import RecordTag, UnknownContentError
 
 KEY = 0x0123456789ABCDEF
 NULL = "0" * 16
@@ -86,13 +86,13 @@ def test_a_wrong_member_is_refused_by_name(value: Any, field: str) -> None:
 
 
 def test_an_unknown_structure_is_named_by_its_type() -> None:
-    with pytest.raises(UnknownStructureError, match="sType 4242424242"):
+    with pytest.raises(UnknownContentError, match="sType 4242424242"):
         decode_compute(compute(pNext=[{"sType": 4242424242}]))
 
 
 def test_a_structure_that_no_set_can_hold_is_refused_by_name() -> None:
     s_type = registry().struct("VkPipelineCreationFeedbackCreateInfo").s_type
-    with pytest.raises(UnknownStructureError, match="VkPipelineCreationFeedbackCreateInfo"):
+    with pytest.raises(UnknownContentError, match="VkPipelineCreationFeedbackCreateInfo"):
         decode_compute(compute(pNext=[{"sType": s_type}]))
 
 
