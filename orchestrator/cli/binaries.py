@@ -15,8 +15,7 @@ from cyclopts import Parameter
 from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, byte_text, path_text, plural, printable, styled, table
-from orchestrator.cli.prune import age_ns
-from orchestrator.cli.values import cache_files_directory, read_key, require_writable, size_bytes
+from orchestrator.cli.values import age_ns, cache_files_directory, read_key, require_writable, size_bytes
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import BinariesDocument, BinariesGeneration

@@ -43,7 +43,7 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import problems_anywhere
 from orchestrator.sets.records import RecordTag
 
-_DAMAGE_SHOWN = _PROBLEMS_SHOWN = 20
+_MOST_SHOWN = 20
 
 
 def show_set(opened: PipelineSet, output: Output, *, pipelines: bool, verify: bool, json: bool) -> None:
@@ -57,7 +57,7 @@ def show_set(opened: PipelineSet, output: Output, *, pipelines: bool, verify: bo
     output.document(lambda: document)
     if not json:
         _show(output, document)
-        _show_problems(output, document)
+        _show_problems(output, document.problems)
         _show_damage(output, document, found)
         for each in opened.pipelines if pipelines else ():
             output.line(f"{key_text(each.key)}  {each.kind.value}")
@@ -184,20 +184,24 @@ def _show_application(output: Output, application: ApplicationRecord) -> None:
     output.line("  features that change code: ", ", ".join(enabled) or "none")
 
 
-def _show_problems(output: Output, document: ListDocument) -> None:
-    problems = document.problems
-    if not problems:
-        return
-    count = sum(len(each.pipelines) for each in problems)
-    output.line("")
-    output.line(styled(f"given to no device: {plural(count, 'pipeline')}", "warn"))
-    shown_here = problems[: output.most(_PROBLEMS_SHOWN)]
-    for each in shown_here:
-        keys = each.pipelines
-        more = f" and {len(keys) - 1:,} more" if len(keys) > 1 else ""
-        output.line(f"  {each.outcome}  {key_text(keys[0])}{more}: {each.reason}")
-    if len(problems) > len(shown_here):
-        output.line(f"  ... and {len(problems) - len(shown_here):,} more reasons, see --verbose")
+def _show_problems(output: Output, problems: Sequence[ListedProblem]) -> None:
+    if problems:
+        count = plural(sum(len(each.pipelines) for each in problems), "pipeline")
+        output.line("")
+        output.line(styled(f"given to no device: {count}", "warn"))
+        _show_some(output, [f"{each.outcome}  {_keys_text(each)}: {each.reason}" for each in problems])
+
+
+def _keys_text(problem: ListedProblem) -> str:
+    more = len(problem.pipelines) - 1
+    return key_text(problem.pipelines[0]) + (f" and {more:,} more" if more else "")
+
+
+def _show_some(output: Output, lines: Sequence[str]) -> None:
+    for each in lines[: output.most(_MOST_SHOWN)]:
+        output.line(f"  {each}")
+    if len(lines) > _MOST_SHOWN and output.most(1):
+        output.line(f"  ... and {len(lines) - _MOST_SHOWN:,} more, see --verbose")
 
 
 def _show_damage(output: Output, document: ListDocument, found: Verified | None) -> None:
@@ -211,10 +215,7 @@ def _show_damage(output: Output, document: ListDocument, found: Verified | None)
             output.line(styled(f"no damage: every record was read, {checked}", "good"))
         return
     output.line(styled(f"damage: {plural(len(damage), 'place')}", "bad"))
-    for each in damage[: output.most(_DAMAGE_SHOWN)]:
-        output.line(f"  {damage_text(each)}")
-    if len(damage) > _DAMAGE_SHOWN and output.most(1):
-        output.line(f"  ... and {len(damage) - _DAMAGE_SHOWN:,} more, see --verbose")
+    _show_some(output, list(map(damage_text, damage)))
     output.line(
         "the other records can be used; `compile` counts pipelines that need an unreadable one as failed"
     )

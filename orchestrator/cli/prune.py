@@ -5,15 +5,8 @@ Guarantees: --dry-run changes nothing; without it, only files that are shown are
 
 from __future__ import annotations
 
-import re
-
 from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag
-from orchestrator.cli.errors import UsageError
-from orchestrator.cli.values import named_directory, size_bytes
-
-_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", re.IGNORECASE | re.ASCII)
-_MOST_NS = 1 << 62  # as good as for ever
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "": 86400, "d": 86400, "w": 604800}
+from orchestrator.cli.values import age_ns, named_directory, size_bytes
 
 
 def prune_verb(
@@ -49,17 +42,3 @@ def prune_verb(
 
     bound, age = None if max_size is None else size_bytes(max_size, "--max-size"), age_ns(older_than)
     return prune_directory(named_directory(cache_dir), bound, age, dry_run=dry_run, json=json)
-
-
-def age_ns(text: str | None) -> int | None:
-    """Nanoseconds of a time such as ``30d``.
-
-    Raises:
-        UsageError: The text is not a time.
-    """
-    if text is None:
-        return None
-    match = _AGE.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"--older-than {text!r}: a time is expected", "such as 30d, 12h or 4w")
-    return int(min(float(match[1]) * _SECONDS[match[2].lower()] * 1e9, _MOST_NS))

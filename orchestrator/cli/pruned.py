@@ -15,6 +15,8 @@ from orchestrator.stores.cache_file import sweep_directory
 from orchestrator.stores.pack import sweep_pack
 from orchestrator.stores.pruning import PruneItem, PruneReport, plan_prune, prune
 
+_LEFTOVER = "leftover of a killed process"
+
 
 def prune_directory(
     directory: Path, max_bytes: int | None, older_than_ns: int | None, *, dry_run: bool, json: bool
@@ -52,18 +54,18 @@ def _pruned(item: PruneItem, **more: str) -> PrunedFile:
 
 
 def _show(document: PruneDocument, output: Output) -> None:
-    for each in document.removed:
-        detail = f"  {each.detail}" if each.detail else ""
+    rows = [
+        (byte_text(each.bytes), each.reason, each.path, f"  {each.detail or ''}") for each in document.removed
+    ]
+    rows += [("", _LEFTOVER, path, "") for path in document.leftovers]
+    for size, reason, path, detail in rows:
         output.line(
-            f"{byte_text(each.bytes):>10}  {each.reason}  {path_text(each.path)}", styled(detail, "dim")
+            f"{size:>10}  {reason}  {path_text(path)}", styled(f"  {detail}" if detail else "", "dim")
         )
-    not_removed = styled("not removed", "bad")
-    for each in document.failed:
-        output.problem(not_removed, f"  {path_text(each.path)}: {each.cause}")
-    for path in document.leftovers:
-        output.line(f"{'':>10}  leftover of a killed process  {path_text(path)}")
-    for path in document.leftovers_failed:
-        output.problem(not_removed, f"  leftover of a killed process  {path_text(path)}")
+    problems = [f"{path_text(each.path)}: {each.cause}" for each in document.failed]
+    problems += [f"{_LEFTOVER}  {path_text(path)}" for path in document.leftovers_failed]
+    for problem in problems:
+        output.problem(styled("not removed", "bad"), f"  {problem}")
     verb = "would be removed" if document.dry_run else "removed"
     left = f", and {plural(len(document.leftovers), 'leftover')}" if document.leftovers else ""
     output.line(

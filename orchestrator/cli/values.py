@@ -52,8 +52,8 @@ NO_PIPELINES = "`orchestrator list SET` shows what it holds; `sample` is a set t
 
 _MOST_BYTES = 1 << 62  # as good as no bound, and a number that other programs take
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
-_TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|)")
-_SECONDS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600}
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|d|w|)")
+_SECONDS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def size_bytes(text: str, option: str, least: int = 0) -> int:
@@ -83,6 +83,16 @@ def time_limit_seconds(text: str, option: str = "--time-limit") -> float:
     if found is None or not float(found[1]):
         raise UsageError(f"{option} {text!r}: a time above 0 is expected", "such as 90s, 20m or 2h")
     return float(found[1]) * _SECONDS[found[2]]
+
+
+def age_ns(text: str | None) -> int | None:
+    """Nanoseconds of an age such as ``30d``; without a unit they are days."""
+    if text is None:
+        return None
+    found = _TIME.fullmatch(text.strip().lower())
+    if found is None:
+        raise UsageError(f"--older-than {text!r}: a time is expected", "such as 30d, 12h or 4w")
+    return int(min(float(found[1]) * _SECONDS[found[2] or "d"] * 1e9, _MOST_BYTES))
 
 
 def named_directory(given: Path | None) -> Path:
