@@ -27,7 +27,7 @@ from orchestrator.cli.output import (
 )
 from orchestrator.cli.progress_bar import MeasurementBar
 from orchestrator.devices.families import require_family
-from orchestrator.key_dependence.bisection import KeyProgress, find_key_dependence
+from orchestrator.key_dependence.bisection import find_key_dependence
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.profile_file import KeyProfile, NotTried, Tried, save_key_profile
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 _MOST_REASONS = 12
 
 
-def _show_progress(bar: MeasurementBar, progress: KeyProgress) -> None:
-    if progress.total:
-        bar.step(progress.now, progress.done, progress.total)
+def _show_progress(bar: MeasurementBar, now: str, done: int, total: int) -> None:
+    if total:
+        bar.step(now, done, total)
     else:
-        bar.stage(progress.now)
+        bar.stage(now)
 
 
 def show_keys(
@@ -53,14 +53,13 @@ def show_keys(
     """
     require_family(device)
     with MeasurementBar(output) as bar:
-        found = find_key_dependence(
+        identity, profile = find_key_dependence(
             device, only=only, time_limit_s=time_limit_s, on_progress=partial(_show_progress, bar)
         )
-    profile = found.profile
     kept, why, failed = None, _unfit(profile), None
     if not why:
         try:
-            kept = save_key_profile(directory, found.identity, profile)
+            kept = save_key_profile(directory, identity, profile)
         except SaveError as error:  # what took minutes to measure is shown all the same
             failed, why = error, str(error)
     output.document(lambda: _document(profile, kept, why))

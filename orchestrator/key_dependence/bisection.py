@@ -14,42 +14,37 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from queue import LifoQueue
+from typing import Final, TypeVar
 
 from attrs import define, field, frozen
 from msgspec.structs import replace
 
+from orchestrator.children.parent import ChildGroup
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import CACHE_CONTROL, ORCHESTRATOR_FEATURES, Feature
-from orchestrator.key_dependence.judging import Judged, Places, judge, usable
+from orchestrator.key_dependence.judging import Verdict, judge
 from orchestrator.key_dependence.messages import (
-    TIME_IS_UP,
-    Answer,
     Aspect,
-    Began,
-    Control,
     Look,
     Looked,
     LookJob,
+    ProbeGroup,
     ProbeKind,
     Surveyed,
     SurveyJob,
-    Untried,
     Variation,
     in_words,
 )
-from orchestrator.key_dependence.processes import JobRunner, KeyDependenceError
+from orchestrator.key_dependence.processes import KeyDependenceError, Prober
 from orchestrator.key_dependence.variations import (
-    chosen,
-    chosen_features,
-    in_one_process,
-    in_own_processes,
+    besides_features,
     out_of_reach,
     parts,
     set_here,
@@ -57,41 +52,27 @@ from orchestrator.key_dependence.variations import (
 )
 from orchestrator.stores.profile_file import KeyProfile, NotTried, ProbedKind, Tried
 
+Progress = Callable[[str, int, int], None]
+"""Called with the current variation, the number of those tried, and of those planned (findings add more)."""
+
 _PROCESSES_MOST: Final = 8
 _BESIDE_MOST: Final = 8
-_METHODS: Final = {
-    False: "creation feedback",
-    True: "compiling forbidden (FAIL_ON_PIPELINE_COMPILE_REQUIRED)",
-}
-
-
-@frozen
-class KeyProgress:
-    """Variations tried, variations planned so far (findings add more), and the current one."""
-
-    done: int
-    total: int
-    now: str
-
-
-@frozen
-class KeyFindings:
-    """What the keys of a device depend on: the result of a bisection."""
-
-    identity: DeviceIdentity
-    profile: KeyProfile
+_TIME_IS_UP: Final = "the time limit"
+_FEEDBACK: Final = "creation feedback"
+_FORBIDDEN: Final = "compiling forbidden (FAIL_ON_PIPELINE_COMPILE_REQUIRED)"
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 def find_key_dependence(
     selector: str,
     *,
     only: Collection[str] = (),
-    processes: int | None = None,
     time_limit_s: float | None = None,
     opener: str = "",
-    on_progress: Callable[[KeyProgress], None] = lambda _: None,
-) -> KeyFindings:
-    """Find what a driver's pipeline-cache keys depend on besides the pipeline.
+    on_progress: Progress = lambda *_: None,
+) -> tuple[DeviceIdentity, KeyProfile]:
+    """Find what a driver's pipeline-cache keys depend on besides the pipeline; the device, and its profile.
 
     Blocking; takes a minute or several.
 
@@ -99,7 +80,6 @@ def find_key_dependence(
         selector: The device, as for `open_device`.
         only: Try only variations whose text contains one of these words, such as "shaderObject" or
             "environment"; empty for all.
-        processes: Number of parallel processes; None for one per processor, at most eight.
         time_limit_s: Begin no variation after this time, s; the profile lists what was left out.
         opener: "package.module:function" that opens the device in a child instead, called with the request.
         on_progress: Called from several threads, but never concurrently.
@@ -108,101 +88,106 @@ def find_key_dependence(
         NoDeviceError: There is no such device.
         KeyDependenceError: The device cannot be examined.
     """
-    with tempfile.TemporaryDirectory(prefix="orchestrator-key-dependence-") as folder:
-        return _Bisection(
-            selector=selector,
-            only=tuple(only),
-            processes=processes or min(len(os.sched_getaffinity(0)), _PROCESSES_MOST),
-            deadline=None if time_limit_s is None else time.monotonic() + time_limit_s,
-            opener=opener,
-            folder=Path(folder),
-            on_progress=on_progress,
-        ).run()
+    began, made_at = time.monotonic(), time.time()
+    on_progress("which pipelines and which features there are", 0, 0)
+    target, children = SurveyJob(device=selector, opener=opener), ChildGroup()
+    with closing(Prober(children)) as maker, tempfile.TemporaryDirectory() as folder:
+        found = maker.ask(target)
+        if not isinstance(found, Surveyed):
+            raise KeyDependenceError(found.reason)
+        deadline = None if time_limit_s is None else began + time_limit_s
+        lookers = [Prober(children) for _ in os.sched_getaffinity(0)][:_PROCESSES_MOST]
+        bisection = _Bisection(
+            target, found, only, deadline, on_progress, Path(folder), children, maker, lookers
+        )
+        bisection.run()
+        return found.identity, bisection.profile(made_at, time.monotonic() - began)
+
+
+@frozen
+class _Baseline:
+    """What variations are compared with."""
+
+    folder: str = ""
+    cache_control: bool = False
+    usable: dict[str, tuple[int, ...]] = field(factory=dict)  # by group: places of pipelines that can tell
+    refused: dict[str, str] = field(factory=dict)  # by group: why there is none
 
 
 @define(eq=False)
 class _Bisection:
-    selector: str
-    only: tuple[str, ...]
-    processes: int
+    target: SurveyJob
+    found: Surveyed
+    only: Collection[str]
     deadline: float | None
-    opener: str
+    on_progress: Progress
     folder: Path
-    on_progress: Callable[[KeyProgress], None]
-    runner: JobRunner = field(factory=JobRunner)
-    found: Surveyed = field(init=False)
-    baseline: LookJob = field(init=False)
-    places: dict[str, Places] = field(factory=dict)
-    verdicts: list[Judged] = field(factory=list)
+    children: ChildGroup
+    maker: Prober
+    lookers: list[Prober]
+    idle: LifoQueue[Prober] = field(factory=LifoQueue)  # those that no thread uses
+    baseline: _Baseline = field(factory=_Baseline)
+    methods: list[str] = field(factory=list)
+    verdicts: list[Verdict] = field(factory=list)
+    unreachable: list[tuple[Variation, str]] = field(factory=list)
     not_tried: list[NotTried] = field(factory=list)
     notes: list[str] = field(factory=list)
-    problems: dict[ProbeKind, str] = field(factory=dict)
-    refused: dict[str, str] = field(factory=dict)
-    methods: dict[str, None] = field(factory=dict)  # in their order
+    problems: dict[ProbeKind, str] = field(factory=dict)  # of the baseline, after all variations
     lock: threading.Lock = field(factory=threading.Lock)
     done: int = 0
     total: int = 0
 
-    def run(self) -> KeyFindings:
-        began, made_at = time.perf_counter(), time.time()
-        with closing(self.runner):
-            self.found = self._survey()
-            judged = self._own_features()
-            if self._can_tell:
-                self._everything_else(judged)
-        return KeyFindings(self.found.identity, self._profile(made_at, time.perf_counter() - began))
-
-    def _survey(self) -> Surveyed:
-        self._report("which pipelines and which features there are")
-        answers: list[Answer] = []
-        failed = self.runner.run(SurveyJob(device=self.selector, opener=self.opener), answers.append)
-        if failed or not answers or not isinstance(answers[0], Surveyed):
-            raise KeyDependenceError(failed or f"{self.selector}: an unexpected answer to the survey")
-        found = answers[0]
-        if not found.groups:
-            raise KeyDependenceError(f"{self.selector} takes none of the sample set's pipelines")
-        everything = [
-            *in_one_process(found),
-            *in_own_processes(found),
-            *(each for each, _ in out_of_reach(found)),
-        ]
-        if not chosen_features(found.features, self.only) and not chosen(everything, self.only):
+    def run(self) -> None:
+        if not self.found.groups:
+            raise KeyDependenceError(f"{self.target.device} takes none of the sample set's pipelines")
+        features = [each for each in self.found.features if self._is_chosen(_feature_text(each))]
+        others = [each for each in besides_features(self.found) if self._is_chosen(each.text)]
+        self.unreachable = [row for row in out_of_reach(self.found) if self._is_chosen(row[0].text)]
+        if not (features or others or self.unreachable):
             raise KeyDependenceError(
                 f"nothing that is tried has {' or '.join(self.only)} in its name",
                 "leave out --only to try everything, or name a part of Vulkan's name, such as shaderObject",
             )
-        return found
+        for each in self.lookers:
+            self.idle.put(each)
+        try:
+            judged = self._own_features(features)
+            if self.baseline.usable:
+                features = [each for each in features if each not in judged]
+                self.verdicts += self._narrow([*structures(features), *others])
+                self.verdicts += self._narrow(self._beside(features))
+                self._check_processes()
+        finally:
+            for each in self.lookers:
+                each.close()
 
-    @property
-    def _can_tell(self) -> bool:
-        return any(self.places.values())
+    def _is_chosen(self, text: str) -> bool:
+        return not self.only or any(each.lower() in text.lower() for each in self.only)
 
     # --- baselines
 
-    def _own_features(self) -> set[Feature]:
+    def _own_features(self, chosen: Iterable[Feature]) -> set[Feature]:
         # Feedback alone judges the orchestrator's own features, compiling is forbidden for all others.
-        wanted = chosen_features(
-            sorted(ORCHESTRATOR_FEATURES & set(self.found.features)),
-            self.only and (*self.only, CACHE_CONTROL[1]),
-        )
+        own = ORCHESTRATOR_FEATURES & set(self.found.features)
         judged: set[Feature] = set()
         harmless = True
         if self.found.feedback:
-            self._use_baseline(cache_control=False)
-            if self._can_tell:
-                judged = set(wanted)
+            self._make_baseline(cache_control=False)
+            if self.baseline.usable:
+                judged = {CACHE_CONTROL, *chosen} & own
+                self.verdicts += self._try(structures(sorted(judged)))
                 harmless = any(
                     each.variation.features == {CACHE_CONTROL}
                     and each.tried
                     and not each.missed | each.untried
-                    for each in self._try(structures(wanted))
+                    for each in self.verdicts
                 )
         if self.found.cache_control and harmless:
-            told_before, self.problems = self._can_tell, {}
-            self._use_baseline(cache_control=True)
-            if told_before and not self._can_tell:
+            by_feedback = self.baseline
+            self._make_baseline(cache_control=True)
+            if by_feedback.usable and not self.baseline.usable:
                 self.notes.append("forbidding compiles gives no results; only creation feedback was used")
-                self._use_baseline(cache_control=False)
+                self.baseline = by_feedback
         if not judged and self.found.cache_control:
             reason = "it is needed to detect hits, because creation feedback does not show them"
             name = "::".join(CACHE_CONTROL)
@@ -210,71 +195,66 @@ class _Bisection:
             judged.add(CACHE_CONTROL)
         return judged
 
-    def _use_baseline(self, *, cache_control: bool) -> None:
+    def _make_baseline(self, *, cache_control: bool) -> None:
         self._report("the baseline, twice")
-        folder = self.folder / _METHODS[cache_control]
-        folder.mkdir(exist_ok=True)
-        job = LookJob(
-            device=self.selector,
-            opener=self.opener,
-            groups=self.found.groups,
+        self.baseline = _Baseline(tempfile.mkdtemp(dir=self.folder), cache_control)
+        for group in self.found.groups:
+            made = _looked(self.maker, replace(self._job(group), make=True))
+            with self._prober() as looker:  # a process that is new to it
+                again = made if made.reason else _looked(looker, self._job(group))
+            if again.reason:
+                self.baseline.refused[group.name] = again.reason
+                self.notes.append(f"baseline {group.name}: {again.reason}")
+            elif again.identity:
+                looks = zip(again.looks, again.in_empty, made.in_empty, strict=True)
+                telling = (Look.HIT, Look.MISS, Look.MISS)
+                if usable := tuple(place for place, each in enumerate(looks) if each == telling):
+                    self.baseline.usable[group.name] = usable
+        if self.baseline.usable:
+            self.methods.insert(0, _FORBIDDEN if cache_control else _FEEDBACK)
+
+    def _job(self, group: ProbeGroup, variation: Variation | None = None) -> LookJob:
+        return LookJob(
+            device=self.target.device,
+            opener=self.target.opener,
+            group=group,
             application=self.found.application,
-            directory=str(folder),
+            directory=self.baseline.folder,
             pipeline_cache_uuid=self.found.identity.pipeline_cache_uuid.hex(),
-            cache_control=cache_control,
-        )
-        self.refused = {}
-        made = self._baseline_answers(replace(job, make=True))
-        cold = {each.group for each in made if isinstance(each, Looked)}
-        job = replace(job, groups=tuple(each for each in job.groups if each.name in cold))
-        again = self._baseline_answers(replace(job, controls=True))
-        looked = [each for each in (*made, *again) if isinstance(each, Looked)]
-        self.places = {
-            name: usable(
-                next(
-                    (each for each in looked if (each.number, each.group) == (Control.BASELINE, name)), None
-                ),
-                [each for each in looked if (each.number, each.group) == (Control.EMPTY_CACHE, name)],
-            )
-            for name in cold
-        }
-        for each in (*made, *again):
-            if isinstance(each, Untried):
-                self.refused[each.group] = each.reason
-                self.notes.append(f"baseline {each.group}: {each.reason}")
-        if self._can_tell:
-            self.methods = {_METHODS[cache_control]: None} | self.methods
-        self.baseline = replace(
-            job,
-            groups=tuple(each for each in job.groups if self.places.get(each.name)),
-            usable={name: places for name, places in self.places.items() if places},
+            cache_control=self.baseline.cache_control,
+            variation=variation,
+            usable=self.baseline.usable.get(group.name, ()),
         )
 
-    def _baseline_answers(self, job: LookJob) -> list[Answer]:
-        # If the process dies, each group gets one, so that only the culprit is lost.
-        answers: list[Answer] = []
-        failed = self.runner.run(job, answers.append) if job.groups else ""
-        if not failed:
-            return answers
-        if len(job.groups) > 1:
-            return [
-                answer
-                for each in job.groups
-                for answer in self._baseline_answers(replace(job, groups=(each,)))
-            ]
-        return [Untried(number=Control.BASELINE, group=job.groups[0].name, reason=failed)]
+    @property
+    def _groups(self) -> list[ProbeGroup]:
+        return [each for each in self.found.groups if each.name in self.baseline.usable]
+
+    def _check_processes(self) -> None:
+        # In each process the baseline must still hit, and must not hit in an empty cache.
+        used = [each for each in self.lookers if each.child is not None]
+        for answers in self._in_threads(self._look_again, used):
+            for job, answer in answers:
+                if answer.reason:
+                    self.notes.append(f"baseline {job.group.name}, at the end of a process: {answer.reason}")
+                    continue
+                for place in job.usable:
+                    is_lost = answer.looks[place] is not Look.HIT
+                    if is_lost or answer.in_empty[place] is not Look.MISS:
+                        pipeline = job.group.pipelines[place]
+                        what = "does not hit any more" if is_lost else "hits in an empty cache"
+                        self.problems[pipeline.probe] = (
+                            f"at the end of a process the baseline's {pipeline.kind} pipeline "
+                            f"{pipeline.key:016x} {what}"
+                        )
+
+    def _look_again(self, looker: Prober) -> list[tuple[LookJob, Looked]]:
+        return [(job, _looked(looker, job)) for job in map(self._job, self._groups)]
 
     # --- rounds
 
-    def _everything_else(self, judged: set[Feature]) -> None:
-        features = chosen_features([each for each in self.found.features if each not in judged], self.only)
-        self._narrow(
-            [
-                *structures(features),
-                *chosen(in_one_process(self.found), self.only),
-                *chosen(in_own_processes(self.found), self.only),
-            ]
-        )
+    def _beside(self, features: Sequence[Feature]) -> list[Variation]:
+        # With a feature that matters, all that do not matter alone.
         alone = {
             feature
             for each in self.verdicts
@@ -287,29 +267,27 @@ class _Bisection:
         ones = [next(members) for _, members in groupby(sorted(alone), key=itemgetter(0))]
         if len(ones) > _BESIDE_MOST:
             self.notes.append(f"{len(ones)} features matter; combinations were tried with {_BESIDE_MOST}")
-        self._narrow(
-            [
-                Variation(
-                    aspect=Aspect.FEATURE,
-                    name=f"{len(rest)} features",
-                    features=rest,
-                    given=frozenset({feature}),
-                    groups=self._groups_of(feature),
-                )
-                for feature in ones[:_BESIDE_MOST]
-                if rest
-            ]
-        )
+        return [
+            Variation(
+                aspect=Aspect.FEATURE,
+                name=f"{len(rest)} features",
+                features=rest,
+                given=frozenset({feature}),
+                groups=self._groups_of(feature),
+            )
+            for feature in ones[:_BESIDE_MOST]
+            if rest
+        ]
 
     def _groups_of(self, feature: Feature) -> tuple[str, ...]:
         kinds = {kind for each in self.verdicts if feature in each.variation.features for kind in each.missed}
         return tuple(
             group.name
-            for group in self.baseline.groups
+            for group in self._groups
             if feature not in group.features and any(each.probe in kinds for each in group.pipelines)
         )
 
-    def _narrow(self, variations: Sequence[Variation]) -> None:
+    def _narrow(self, variations: Sequence[Variation]) -> list[Verdict]:
         # What matters, or cannot be tried with all pipelines, is tried again in parts. It stays only where
         # no part matters alone.
         tried = self._try(variations)
@@ -319,109 +297,69 @@ class _Bisection:
             if parts(each.variation) and (each.missed or each.obstacles or not each.tried)
         ]
         if not opened:
-            return
-        before = len(self.verdicts)
-        self._narrow([one for each in opened for one in parts(each.variation)])
+            return tried
+        narrower = self._narrow([part for each in opened for part in parts(each.variation)])
         for whole in opened:
             found = {
                 kind
-                for each in self.verdicts[before:]
+                for each in narrower
                 if each.variation.features < whole.variation.features
                 and each.variation.given == whole.variation.given
                 for kind in each.missed
             }
             if whole.missed <= found or not whole.tried:
-                self.verdicts.remove(whole)
-                before -= 1
+                tried.remove(whole)
+        return tried + narrower
 
-    def _try(self, variations: Sequence[Variation]) -> list[Judged]:
-        answers: dict[int, list[Looked | Untried]] = {number: [] for number in range(len(variations))}
-        here = [number for number, each in enumerate(variations) if not each.own_process]
-        own = [[number] for number, each in enumerate(variations) if each.own_process]
+    def _try(self, variations: Sequence[Variation]) -> list[Verdict]:
         self.total += len(variations)
-        # Variations that share a process take longest, so they go first.
-        shared = [part for start in range(self.processes) if (part := here[start :: self.processes])]
-        with ThreadPoolExecutor(self.processes) as pool:
-            jobs = [pool.submit(self._look, part, variations, answers) for part in (*shared, *own)]
+        return self._in_threads(self._verdict, variations)
+
+    def _verdict(self, variation: Variation) -> Verdict:
+        groups = [each for each in self._groups if not variation.groups or each.name in variation.groups]
+        jobs = [self._job(each, variation) for each in groups]
+        is_late = self.deadline is not None and time.monotonic() >= self.deadline
+        lost = _TIME_IS_UP if is_late else ""
+        if not is_late:
+            self._report(variation.text, done=1)
+        answers = []
+        with self._prober(variation) as prober:
+            for job in jobs:
+                answer = Looked(reason=lost) if lost else _looked(prober, job)
+                if prober.child is None:  # a process that dies costs the variation
+                    lost = answer.reason
+                answers.append((job, answer))
+        return judge(variation, answers)
+
+    @contextmanager
+    def _prober(self, variation: Variation | None = None) -> Iterator[Prober]:
+        """A process for one thread; one of its own for a variation of the process."""
+        if variation is not None and variation.own_process:
+            executable = self.folder / variation.executable if variation.executable else None
+            with closing(Prober(self.children, variation.environment, executable)) as own:
+                yield own
+            return
+        looker = self.idle.get()
+        try:
+            yield looker
+        finally:
+            self.idle.put(looker)
+
+    def _in_threads(self, function: Callable[[_T], _R], arguments: Iterable[_T]) -> list[_R]:
+        with ThreadPoolExecutor(len(self.lookers)) as pool:
             try:
-                for each in jobs:
-                    each.result()
+                return list(pool.map(function, arguments))
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                self.runner.close()
+                self.children.end()
                 raise
-        groups = {each.name: each for each in self.baseline.groups}
-        found = [judge(each, answers[number], groups, self.places) for number, each in enumerate(variations)]
-        self.verdicts += found
-        return found
-
-    def _look(
-        self, part: Sequence[int], variations: Sequence[Variation], answers: dict[int, list[Looked | Untried]]
-    ) -> None:
-        # Several variations of devices, or one variation of a process. A process that dies costs what it was
-        # doing; another one continues.
-        while part:
-            left_s = None if self.deadline is None else self.deadline - time.monotonic()
-            some = tuple(variations[number] for number in part)
-            began: list[int] = []
-
-            def take(answer: Answer, part: Sequence[int] = part, began: list[int] = began) -> None:
-                if isinstance(answer, Began):
-                    began.append(answer.number)
-                    if answer.number >= 0:
-                        self._report(variations[part[answer.number]].text, done=1)
-                elif isinstance(answer, Looked | Untried):
-                    if answer.number >= 0:
-                        answers[part[answer.number]].append(answer)
-                    else:
-                        self._check_control(answer)
-
-            failed = TIME_IS_UP if left_s is not None and left_s < 0.0 else ""
-            job = replace(
-                self.baseline, variations=some, controls=not some[0].own_process, stop_after_s=left_s
-            )
-            try:
-                failed = failed or self.runner.run(job, take, some[0] if some[0].own_process else None)
-            except KeyDependenceError as error:
-                failed = str(error)
-            if failed and began and began[-1] < 0:  # all variations were tried
-                self.notes.append(f"at the end of a process: {failed}")
-                return
-            lost = part if failed and not began else part[began[-1] : began[-1] + 1] if failed else ()
-            self._lose(lost, failed, answers)
-            part = part[began[-1] + 1 :] if failed and began else ()
-
-    def _lose(self, lost: Iterable[int], reason: str, answers: dict[int, list[Looked | Untried]]) -> None:
-        for number in lost:
-            known = {each.group for each in answers[number]}
-            answers[number] += [
-                Untried(number=number, group=each.name, reason=reason)
-                for each in self.baseline.groups
-                if each.name not in known
-            ]
-
-    def _check_control(self, answer: Looked | Untried) -> None:
-        # At the end of a process the baseline must still hit, and must not hit in an empty cache.
-        if isinstance(answer, Untried):
-            self.notes.append(f"baseline {answer.group}, at the end of a process: {answer.reason}")
-            return
-        group = next(each for each in self.baseline.groups if each.name == answer.group)
-        wanted = Look.HIT if answer.number == Control.BASELINE else Look.MISS
-        for place in self.places[answer.group]:
-            if answer.looks[place] is not wanted:
-                pipeline = group.pipelines[place]
-                what = "does not hit any more" if wanted else "hits in an empty cache"
-                self.problems[pipeline.probe] = (
-                    f"at the end of a process the baseline's {pipeline.kind} pipeline "
-                    f"{pipeline.key:016x} {what}"
-                )
 
     # --- the profile
 
-    def _profile(self, made_at: float, took_s: float) -> KeyProfile:
+    def profile(self, made_at: float, took_s: float) -> KeyProfile:
         depends, independent = [], []
         for each in self.verdicts:
-            kinds = frozenset(kind for kind in each.tried if kind not in self.problems)
+            kinds = each.tried - set(self.problems)
             missed = each.missed & kinds
             if missed:
                 depends.append(_tried(each, missed))
@@ -435,11 +373,11 @@ class _Bisection:
                     f"with the baseline {', '.join(names)}: {why}" for why, names in each.obstacles.items()
                 )
                 self.not_tried.append(_not_tried(each.variation, reasons))
-        self.not_tried += [
-            _not_tried(each, reason) for each, reason in out_of_reach(self.found) if chosen([each], self.only)
+        self.not_tried += [_not_tried(each, reason) for each, reason in self.unreachable]
+        self.notes += [
+            f"the device does not support {count} pipelines of the sample set: {reason}"
+            for reason, count in self.found.left_out.items()
         ]
-        for reason, count in self.found.left_out.items():
-            self.notes.append(f"the device does not support {count} pipelines of the sample set: {reason}")
         return KeyProfile.of(
             self.found.identity,
             made_at=made_at,
@@ -452,7 +390,7 @@ class _Bisection:
             independent=tuple(independent),
             not_tried=tuple(self.not_tried),
             notes=tuple(dict.fromkeys(self.notes)),
-            whole=not self.only and all(each.reason != TIME_IS_UP for each in self.not_tried),
+            whole=not self.only and all(each.reason != _TIME_IS_UP for each in self.not_tried),
         )
 
     def _kind(self, kind: ProbeKind) -> ProbedKind:
@@ -461,8 +399,8 @@ class _Bisection:
         for group in self.found.groups:
             places = {place for place, each in enumerate(group.pipelines) if each.probe is kind}
             pipelines += len(places)
-            useful += len(places & set(self.places.get(group.name, ())))
-            refused = refused or (self.refused.get(group.name, "") if places else "")
+            useful += len(places & set(self.baseline.usable.get(group.name, ())))
+            refused = refused or (self.baseline.refused.get(group.name, "") if places else "")
         problem = self.problems.get(kind, "")
         if not pipelines:
             problem = "the device supports none of the sample set's"
@@ -473,7 +411,16 @@ class _Bisection:
     def _report(self, what: str, done: int = 0) -> None:
         with self.lock:
             self.done += done
-            self.on_progress(KeyProgress(self.done, self.total, what))
+            self.on_progress(what, self.done, self.total)
+
+
+def _looked(prober: Prober, job: LookJob) -> Looked:
+    answer = prober.ask(job)
+    return answer if isinstance(answer, Looked) else Looked(reason="the process sent another answer")
+
+
+def _feature_text(feature: Feature) -> str:
+    return f"{Aspect.FEATURE.value} {'::'.join(feature)}"
 
 
 def _not_tried(variation: Variation, reason: str) -> NotTried:
@@ -481,7 +428,7 @@ def _not_tried(variation: Variation, reason: str) -> NotTried:
     return NotTried(aspect=variation.aspect.value, name=f"{variation.name}{beside}", reason=reason)
 
 
-def _tried(verdict: Judged, kinds: frozenset[ProbeKind]) -> Tried:
+def _tried(verdict: Verdict, kinds: frozenset[ProbeKind]) -> Tried:
     variation = verdict.variation
     return Tried(
         aspect=variation.aspect.value,

@@ -13,7 +13,6 @@ from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import ApplicationInfo, Feature
 
 NEEDED: Final = "the pipelines need it, so the baseline has it"
-TIME_IS_UP: Final = "the time limit"
 
 
 def in_words(features: Iterable[Feature]) -> str:
@@ -66,8 +65,7 @@ class Variation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The variation in words."""
-        beside = f" beside {in_words(self.given)}" if self.given else ""
-        return f"{self.aspect.value} {self.name}{beside}"
+        return f"{self.aspect.value} {self.name}" + (f" beside {in_words(self.given)}" if self.given else "")
 
 
 class ProbePipeline(msgspec.Struct, frozen=True):
@@ -95,23 +93,20 @@ class SurveyJob(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):
 
 
 class LookJob(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
-    """Fill the caches of the baselines, or look pipelines up in them."""
+    """Look a group's pipelines up on a device, in the cache of the group's baseline or in an empty one."""
 
     device: str
     opener: str
-    groups: tuple[ProbeGroup, ...]
+    group: ProbeGroup
     application: ApplicationInfo
     directory: str  # Directory of the baselines' caches.
     pipeline_cache_uuid: str  # pipelineCacheUUID of the device, hex.
     # Whether the baseline enables pipelineCreationCacheControl. A hit is then a pipeline that is created
     # although compiling is forbidden; else creation feedback tells.
     cache_control: bool
-    make: bool = False  # Only fill the caches.
-    variations: tuple[Variation, ...] = ()  # The variations to try; one that changes the process is alone.
-    # For each group, the places of the pipelines that can tell; their misses are repeated.
-    usable: dict[str, tuple[int, ...]] = {}
-    controls: bool = False  # After the variations, look up the baseline, and in an empty cache.
-    stop_after_s: float | None = None  # Begin no variation after this time, s; None for no limit.
+    make: bool = False  # Fill the cache of the baseline first, and look only in an empty one.
+    variation: Variation | None = None  # The device's difference; None for the baseline, in both caches.
+    usable: tuple[int, ...] = ()  # Places of the pipelines that can tell; their misses are repeated.
 
 
 class Surveyed(msgspec.Struct, frozen=True, kw_only=True, tag="surveyed"):
@@ -138,41 +133,16 @@ class Look(enum.IntEnum):
     UNKNOWN = 2
 
 
-class Control(enum.IntEnum):
-    """Numbers of look-ups without a variation."""
-
-    BASELINE = -1
-    EMPTY_CACHE = -2
-
-
-class Began(msgspec.Struct, frozen=True, kw_only=True, tag="began"):
-    """A variation (by its place in the job) or a `Control` begins. It is to blame if the child dies now."""
-
-    number: int
-
-
 class Looked(msgspec.Struct, frozen=True, kw_only=True, tag="looked"):
-    """The look-ups of a group's pipelines on one device."""
+    """The look-ups of a group's pipelines on one device, or the reason why there are none."""
 
-    number: int  # Place of the variation in the job, or a `Control`.
-    group: str
-    looks: tuple[Look, ...]
+    reason: str = ""
+    looks: tuple[Look, ...] = ()  # In the cache of the baseline.
+    in_empty: tuple[Look, ...] = ()  # In an empty cache, for the baseline's own device.
     identity: bool = True  # Whether the device still has the identity of the cache.
     # Features that the variation needs, and that were also in its baseline.
     prerequisites: tuple[Feature, ...] = ()
 
 
-class Untried(msgspec.Struct, frozen=True, kw_only=True, tag="untried"):
-    """A variation, or a `Control`, cannot be tried with a group."""
-
-    number: int
-    group: str
-    reason: str
-
-
-class JobDone(msgspec.Struct, frozen=True, tag="done"):
-    """All answers to a job were sent."""
-
-
 Job = SurveyJob | LookJob
-Answer = Surveyed | Began | Looked | Untried | SentError | JobDone
+Answer = Surveyed | Looked | SentError

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
-from functools import lru_cache
+from functools import cache
 from typing import Final
 
 from orchestrator.devices.device import Device, DeviceCapabilities
@@ -34,45 +34,36 @@ from orchestrator.sets.records import PipelineJob
 
 _PATCH: Final = 0xFFF
 _LIBRARY: Final = "VK_KHR_pipeline_library"
-_EACH: Final = 2
-_EACH_COMPUTE: Final = 4
+_DYNAMIC_RENDERING: Final = ("VkPhysicalDeviceDynamicRenderingFeatures", "dynamicRendering")
+_GROUPS: Final[dict[str, frozenset[Feature]]] = {
+    "least": frozenset(),
+    "graphics": frozenset(
+        {
+            _DYNAMIC_RENDERING,
+            (BASE_FEATURES, "samplerAnisotropy"),
+            (BASE_FEATURES, "geometryShader"),
+            (BASE_FEATURES, "tessellationShader"),
+            ("VkPhysicalDeviceGraphicsPipelineLibraryFeaturesEXT", "graphicsPipelineLibrary"),
+        }
+    ),
+    "ray tracing": frozenset(
+        {
+            _DYNAMIC_RENDERING,
+            ("VkPhysicalDeviceRayTracingPipelineFeaturesKHR", "rayTracingPipeline"),
+            ("VkPhysicalDeviceMeshShaderFeaturesEXT", "taskShader"),
+            ("VkPhysicalDeviceMeshShaderFeaturesEXT", "meshShader"),
+        }
+    ),
+}
+"""Features that the pipelines of a group may need; a pipeline is in the first group that has its own."""
+_EACH: Final = {PipelineKind.COMPUTE: 4, PipelineKind.GRAPHICS: 2, PipelineKind.RAY_TRACING: 2}
+"""Pipelines of a kind with the same features."""
 _ALIKE: Final = 4
 """Of pipelines with the same code only so many are looked at alone: it takes milliseconds each."""
-_DYNAMIC_RENDERING: Final = ("VkPhysicalDeviceDynamicRenderingFeatures", "dynamicRendering")
-_GROUPS: Final[tuple[tuple[str, frozenset[Feature]], ...]] = (
-    ("least", frozenset()),
-    (
-        "graphics",
-        frozenset(
-            {
-                _DYNAMIC_RENDERING,
-                (BASE_FEATURES, "samplerAnisotropy"),
-                (BASE_FEATURES, "geometryShader"),
-                (BASE_FEATURES, "tessellationShader"),
-                ("VkPhysicalDeviceGraphicsPipelineLibraryFeaturesEXT", "graphicsPipelineLibrary"),
-            }
-        ),
-    ),
-    (
-        "ray tracing",
-        frozenset(
-            {
-                _DYNAMIC_RENDERING,
-                ("VkPhysicalDeviceRayTracingPipelineFeaturesKHR", "rayTracingPipeline"),
-                ("VkPhysicalDeviceMeshShaderFeaturesEXT", "taskShader"),
-                ("VkPhysicalDeviceMeshShaderFeaturesEXT", "meshShader"),
-            }
-        ),
-    ),
-)
 
 
 def survey(job: SurveyJob, source: PipelineSet) -> Surveyed:
-    """Find what can be tried on a device with the sample set.
-
-    Raises:
-        OrchestratorError: The device cannot be opened.
-    """
+    """Find what can be tried on a device with the sample set; OrchestratorError if it cannot be opened."""
     with closing(_opened(job)) as device:
         supported = device.supported
         groups, left_out = _choose_probes(source, supported)
@@ -81,7 +72,8 @@ def survey(job: SurveyJob, source: PipelineSet) -> Surveyed:
             for name, known in registry().extensions.items()
             if known.device and supported.has_extension(name)
         ]
-        alone = _enabled_alone(job, names)
+        with closing(_opened(job, names)) as other:
+            alone = {each for each in names if other.capabilities.has_extension(each)}
         layers = () if job.opener else list_layers(job.device)
         active = device.features.layer_names
         return Surveyed(
@@ -109,55 +101,44 @@ def _opened(job: SurveyJob, extensions: Iterable[str] = ()) -> Device:
     return open_for_child(job.opener, job.device, request)
 
 
-def _enabled_alone(job: SurveyJob, names: Iterable[str]) -> frozenset[str]:
-    """The extensions that can be enabled without any feature."""
-    with closing(_opened(job, names)) as device:
-        return frozenset(each for each in names if device.capabilities.has_extension(each))
-
-
 def _choose_probes(
     source: PipelineSet, supported: DeviceCapabilities
 ) -> tuple[tuple[ProbeGroup, ...], dict[str, int]]:
     """Choose a few pipelines of each kind; also the numbers of unsupported pipelines by reason."""
-    taken: dict[tuple[int, PipelineKind, frozenset[Feature], bool], list[PipelineJob]] = {}
-    modules: set[tuple[object, ...]] = set()
-    needs_of: dict[PipelineJob, Needs] = {}
     whole = build_image(source, source.pipelines, supported)
+    image = whole.image
     alike: Counter[tuple[object, ...]] = Counter()
-    for index in range(len(image := whole.image)):
+    seen: set[tuple[object, ...]] = set()
+    taken: dict[tuple[str, PipelineKind, frozenset[Feature], bool], list[tuple[PipelineJob, Needs]]] = {}
+    for index in range(len(image)):
         job = PipelineJob(int(image.keys[index]), image.kind_of(index))
         links = bool(image.libraries_of(index))
-        modules_of = tuple(image.modules[each].key for each in image.modules_of(index))
-        alike[modules_of, links] += 1
-        if alike[modules_of, links] > _ALIKE:
+        modules = tuple(image.modules[each].key for each in image.modules_of(index))
+        alike[modules, links] += 1
+        if alike[modules, links] > _ALIKE:
             continue
-        built = build_image(source, [job], supported)
-        if _LIBRARY in built.needs.extensions and not links:
+        needs = build_image(source, [job], supported).needs
+        features = frozenset(map(canonical, needs.features))
+        group = next((name for name, may in _GROUPS.items() if features <= may), None)
+        if group is None or (_LIBRARY in needs.extensions and not links):
             continue  # linked pipelines bring their libraries
-        features = frozenset(map(canonical, built.needs.features))
-        place = next((number for number, (_, may) in enumerate(_GROUPS) if features <= may), None)
-        if place is None:
-            continue
-        chosen = taken.setdefault((place, job.kind, features, links), [])
-        # Probes should differ in their code.
-        code = (place, features, modules_of)
-        most = _EACH_COMPUTE if job.kind is PipelineKind.COMPUTE else _EACH
-        if len(chosen) < most and (links or code not in modules):
-            modules.add(code)
-            chosen.append(job)
-            needs_of[job] = built.needs
+        chosen = taken.setdefault((group, job.kind, features, links), [])
+        code = (group, features, modules)  # probes should differ in it
+        if len(chosen) < _EACH[job.kind] and (links or code not in seen):
+            seen.add(code)
+            chosen.append((job, needs))
     groups = []
-    for number, (name, _) in enumerate(_GROUPS):
-        jobs = [job for (place, *_), some in taken.items() if place == number for job in some]
-        if not jobs:
+    for name in _GROUPS:
+        probes = [probe for (group, *_), some in taken.items() if group == name for probe in some]
+        if not probes:
             continue
-        built = build_image(source, jobs, supported)
+        image = build_image(source, [job for job, _ in probes], supported).image
         groups.append(
             ProbeGroup(
                 name=name,
-                features=frozenset(canonical(each) for job in jobs for each in needs_of[job].features),
-                extensions=frozenset(each for job in jobs for each in needs_of[job].extensions),
-                pipelines=tuple(_probe(built.image, index) for index in range(len(built.image))),
+                features=frozenset(canonical(each) for _, needs in probes for each in needs.features),
+                extensions=frozenset(each for _, needs in probes for each in needs.extensions),
+                pipelines=tuple(_probe(image, index) for index in range(len(image))),
             )
         )
     return tuple(groups), dict(Counter(each.reason for each in whole.problems))
@@ -171,27 +152,23 @@ def _probe(image: CreateInfoImage, index: int) -> ProbePipeline:
     return ProbePipeline(int(image.keys[index]), kind.value, probe)
 
 
-@lru_cache(maxsize=4096)
+@cache
 def canonical(feature: Feature) -> Feature:
     """The canonical name of a feature: that of the extension's structure, if there is one."""
     return next((name for name in same_members(*feature) if not is_collection(name[0])), feature)
 
 
-@lru_cache(maxsize=1)
+@cache
 def all_features() -> tuple[Feature, ...]:
     """All features of the registry, by canonical name."""
-    structs = [
-        BASE_FEATURES,
-        *(each.name for each in registry().structs.values() if FEATURES_ROOT in each.extends),
-    ]
-    return tuple(
-        dict.fromkeys(
-            canonical((struct, member.name))
-            for struct in structs
-            for member in registry().struct(struct).members
-            if member.type == "VkBool32"
-        )
+    extending = (each.name for each in registry().structs.values() if FEATURES_ROOT in each.extends)
+    members = (
+        canonical((struct, member.name))
+        for struct in (BASE_FEATURES, *extending)
+        for member in registry().struct(struct).members
+        if member.type == "VkBool32"
     )
+    return tuple(dict.fromkeys(members))
 
 
 def features_of(capabilities: DeviceCapabilities) -> frozenset[Feature]:

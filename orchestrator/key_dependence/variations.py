@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,34 +69,16 @@ _DRIRC_FOLDERS: Final = ("/usr/share/drirc.d", "/usr/local/share/drirc.d", "/etc
 
 # Names that some drivers treat specially, tried on every driver, by the attribute of Mesa's profiles.
 _OURS: Final = "orchestrator doctor"
+_APPLICATIONS: Final = (_OURS, "DOOM", "DOOMEternal", "WarThunder", "Red Dead Redemption 2", "Rage 2")
+_ENGINES: Final = (_OURS, "DXVK", "vkd3d", "mesa zink", "UnrealEngine", "Unity", "idTech", "Source2")
 _NAMES: Final = {
-    "application_name_match": (
-        *(_OURS, "DOOM", "DOOMEternal", "WarThunder"),
-        *("Red Dead Redemption 2", "Rage 2"),
-    ),
-    "engine_name_match": (
-        *(_OURS, "DXVK", "vkd3d", "mesa zink"),
-        *("UnrealEngine", "Unity", "idTech", "Source2"),
-    ),
+    "application_name_match": _APPLICATIONS,
+    "engine_name_match": _ENGINES,
     "executable": ("doom", "vkcube", "hl2_linux"),
 }
 
 _MINORS = range(5)
 _A_VERSION = 7 << 22 | 1 << 12
-
-
-def chosen(variations: Iterable[Variation], only: Collection[str]) -> list[Variation]:
-    """The variations whose text contains one of the words, ignoring case; all without words."""
-    return [each for each in variations if _has_one(each.text, only)]
-
-
-def chosen_features(features: Iterable[Feature], only: Collection[str]) -> list[Feature]:
-    """The same for features."""
-    return [each for each in features if _has_one(f"{Aspect.FEATURE.value} {'::'.join(each)}", only)]
-
-
-def _has_one(text: str, words: Collection[str]) -> bool:
-    return not words or any(each.lower() in text.lower() for each in words)
 
 
 def structures(features: Iterable[Feature], given: frozenset[Feature] = frozenset()) -> list[Variation]:
@@ -128,50 +110,44 @@ def parts(variation: Variation) -> list[Variation]:
     return [replace(each, groups=variation.groups) for each in by_structure] if len(by_structure) > 1 else []
 
 
-def in_one_process(found: Surveyed) -> list[Variation]:
-    """The variations of a device besides features: extensions, versions, names."""
-    base, known = found.application, known_names(found.identity.driver_id)
-    versions = [1 << 22 | minor << 12 for minor in _MINORS]
-    versions = [each for each in (*versions, base.api_version | 1) if each != base.api_version]
-    named: list[tuple[Aspect, str, dict[str, Any]]] = [
-        *((Aspect.API_VERSION, _version_text(each), {"api_version": each}) for each in versions),
-        *((Aspect.APPLICATION_NAME, each, {"application_name": each}) for each in known.applications),
-        (Aspect.APPLICATION_VERSION, _version_text(_A_VERSION), {"application_version": _A_VERSION}),
-        *((Aspect.ENGINE_NAME, each, {"engine_name": each}) for each in known.engines),
-        (Aspect.ENGINE_VERSION, _version_text(_A_VERSION), {"engine_version": _A_VERSION}),
+def besides_features(found: Surveyed) -> list[Variation]:
+    """The variations of extensions, of what the application tells, and of the process."""
+    base, driver_id = found.application, found.identity.driver_id
+    names = known_names(driver_id)
+    versions = (*(1 << 22 | minor << 12 for minor in _MINORS), base.api_version | 1)
+    told: list[tuple[Aspect, str, Any]] = [
+        *((Aspect.API_VERSION, "api_version", each) for each in versions if each != base.api_version),
+        *((Aspect.APPLICATION_NAME, "application_name", each) for each in names.applications),
+        (Aspect.APPLICATION_VERSION, "application_version", _A_VERSION),
+        *((Aspect.ENGINE_NAME, "engine_name", each) for each in names.engines),
+        (Aspect.ENGINE_VERSION, "engine_version", _A_VERSION),
     ]
+    environment = [(Aspect.ENVIRONMENT, *each) for each in _environments(driver_id)]
+    environment += [(Aspect.LAYER, each, _layer_environment(each)) for each in found.layers]
     return [
         *(
             Variation(aspect=Aspect.EXTENSION, name=name, extensions=frozenset({name}))
             for name in found.extensions
         ),
         *(
-            Variation(aspect=aspect, name=name, application=evolve(base, **changes))
-            for aspect, name, changes in named
+            Variation(
+                aspect=aspect,
+                name=value if isinstance(value, str) else _version_text(value),
+                application=evolve(base, **{field: value}),
+            )
+            for aspect, field, value in told
         ),
+        *(
+            Variation(aspect=aspect, name=name, environment=variables)
+            for aspect, name, variables in environment
+        ),
+        *(Variation(aspect=Aspect.EXECUTABLE, name=name, executable=name) for name in names.executables),
     ]
 
 
 def _version_text(version: int) -> str:
     patch = f".{version & 0xFFF}" if version & 0xFFF else ""
     return f"{version >> 22}.{version >> 12 & 0x3FF}{patch}"
-
-
-def in_own_processes(found: Surveyed) -> list[Variation]:
-    """The variations of a process: environment, layers, name of the executable."""
-    driver_id = found.identity.driver_id
-    environment = [(Aspect.ENVIRONMENT, *each) for each in environments(driver_id)]
-    environment += [(Aspect.LAYER, each, layer_environment(each)) for each in found.layers]
-    return [
-        *(
-            Variation(aspect=aspect, name=name, environment=variables)
-            for aspect, name, variables in environment
-        ),
-        *(
-            Variation(aspect=Aspect.EXECUTABLE, name=name, executable=name)
-            for name in known_names(driver_id).executables
-        ),
-    ]
 
 
 def out_of_reach(found: Surveyed) -> list[tuple[Variation, str]]:
@@ -202,7 +178,7 @@ class KnownNames:
     unreadable: tuple[str, ...]
 
 
-def environments(driver_id: int) -> Iterator[tuple[str, dict[str, str]]]:
+def _environments(driver_id: int) -> Iterator[tuple[str, dict[str, str]]]:
     """The variables to try on a driver (VkDriverId): the name of each variation, and its environment."""
     prefixes = _PREFIXES.get(driver_id, ())
     for name, words in _FLAGS.items():
@@ -223,7 +199,7 @@ def set_here(driver_id: int) -> dict[str, str]:
     return {name: os.environ[name] for name in known if name.startswith(prefixes) and os.environ.get(name)}
 
 
-def layer_environment(layer: str) -> dict[str, str]:
+def _layer_environment(layer: str) -> dict[str, str]:
     """The variables that enable a layer in addition to the user's (Vulkan loader documentation, "Layers")."""
     old, new = os.environ.get("VK_INSTANCE_LAYERS", ""), os.environ.get("VK_LOADER_LAYERS_ENABLE", "")
     return {

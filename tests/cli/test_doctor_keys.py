@@ -10,7 +10,7 @@ from attrs import evolve
 
 from orchestrator.cli import doctor_keys
 from orchestrator.cli.errors import ExitCode
-from orchestrator.key_dependence.bisection import KeyFindings, KeyProgress
+from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.profile_file import (
     KeyProfile,
@@ -35,12 +35,12 @@ def pretend(monkeypatch: pytest.MonkeyPatch, profile: KeyProfile) -> list[dict[s
     """Find a profile without asking a driver; what was asked for."""
     asked: list[dict[str, Any]] = []
 
-    def find(device: str, **options: Any) -> KeyFindings:
+    def find(device: str, **options: Any) -> tuple[DeviceIdentity, KeyProfile]:
         on_progress = options.pop("on_progress")
-        on_progress(KeyProgress(0, 0, "the baseline"))
-        on_progress(KeyProgress(1, 2, "a feature"))
+        on_progress("the baseline", 0, 0)
+        on_progress("a feature", 1, 2)
         asked.append({"device": device, **options})
-        return KeyFindings(IDENTITY, profile)
+        return IDENTITY, profile
 
     monkeypatch.setattr(doctor_keys, "find_key_dependence", find)
     return asked

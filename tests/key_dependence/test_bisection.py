@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
 
 from orchestrator.children.parent import Child, Ended
-from orchestrator.key_dependence.bisection import KeyProgress, find_key_dependence
+from orchestrator.key_dependence.bisection import find_key_dependence
 from orchestrator.key_dependence.messages import Answer
 from orchestrator.key_dependence.processes import KeyDependenceError
 from orchestrator.stores.profile_file import KeyProfile
@@ -25,7 +27,7 @@ FORBIDDEN = "compiling forbidden (FAIL_ON_PIPELINE_COMPILE_REQUIRED)"
 
 
 def find(*only: str) -> KeyProfile:
-    return find_key_dependence("simulated", only=only, opener=OPENER).profile
+    return find_key_dependence("simulated", only=only, opener=OPENER)[1]
 
 
 def named(profile: KeyProfile) -> dict[tuple[str, str], tuple[str, ...]]:
@@ -33,16 +35,21 @@ def named(profile: KeyProfile) -> dict[tuple[str, str], tuple[str, ...]]:
 
 
 def test_what_is_planted_is_named_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # No profiles, whose names of executables would each need an interpreter.
+    # Not this machine's profiles, whose names of executables would each need an interpreter.
     monkeypatch.setenv("DRIRC_CONFIGDIR", str(tmp_path))
+    too_long = "x" * 300
+    (tmp_path / "00.conf").write_text(
+        f"<driconf><device driver='radv'><application executable='{too_long}'/></device></driconf>", "utf-8"
+    )
     monkeypatch.setenv(PLANTED, f"{SHADER_OBJECT},{ROBUST},{FILTER},api_version,engine_name")
     monkeypatch.setenv(BESIDE, "robustBufferAccess+nullDescriptor")
-    seen: list[KeyProgress] = []
+    seen: list[tuple[str, int, int]] = []
     # Of the variables, each of which needs an interpreter, three.
     features = (BASE, "Vulkan12", "shaderObject", "robust")
-    only = (*features, "VK_KHR_s", "apiVersion", "application", "engine", "vkcube", *VARIABLES)
-    found = find_key_dependence("simulated", only=only, opener=OPENER, on_progress=seen.append)
-    profile = found.profile
+    only = (*features, "VK_KHR_s", "apiVersion", "application", "engine", "vkcube", too_long, *VARIABLES)
+    identity, profile = find_key_dependence(
+        "simulated", only=only, opener=OPENER, on_progress=lambda *step: seen.append(step)
+    )
     depends = named(profile)
     alone = {each.name for each in profile.depends if each.aspect == "feature" and not each.given}
     assert alone == {SHADER_OBJECT, ROBUST, FILTER}  # the collection's own member has no other name
@@ -69,12 +76,18 @@ def test_what_is_planted_is_named_and_nothing_else(tmp_path: Path, monkeypatch: 
     harmless = {each.name for each in profile.independent if not each.given}
     some = {CACHE_CONTROL, f"{BASE}::geometryShader", "VK_KHR_swapchain", "DOOM", "RADV_DEBUG=nohiz"}
     assert some <= harmless
+    (untried,) = profile.not_tried
+    assert (untried.name, untried.reason) == (
+        too_long,
+        "no executable can have this name: File name too long",
+    )
     assert not profile.whole
     assert profile.method == f"{FORBIDDEN} and creation feedback"
     assert [(each.kind, each.problem) for each in profile.kinds] == [(kind, "") for kind in ALL_KINDS]
     assert not profile.is_doubtful
-    assert profile.identity.pipeline_cache_uuid == found.identity.pipeline_cache_uuid.hex()
-    assert seen[-1].done == seen[-1].total > 100
+    assert profile.identity.pipeline_cache_uuid == identity.pipeline_cache_uuid.hex()
+    _, done, total = max(seen, key=itemgetter(1))
+    assert done == total > 100
 
 
 def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,31 +136,20 @@ def test_where_the_baseline_cannot_tell_nothing_is_said(
 
 
 def test_a_crash_costs_its_variation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PLANTED, SHADER_OBJECT)
-    monkeypatch.setenv(CRASH, "nullDescriptor")
-    profile = find_key_dependence(
-        "simulated", only=("shaderObject", "robust"), processes=1, opener=OPENER
-    ).profile
-    assert set(named(profile)) == {("feature", SHADER_OBJECT)}
-    crashed = {
-        each.name: each.reason for each in profile.not_tried if not each.name.startswith(SHADER_OBJECT)
-    }
-    assert crashed[NULL_DESCRIPTOR] == "the process ended with signal 6: its last words"
+    monkeypatch.setenv(PLANTED, ROBUST)
+    monkeypatch.setenv(CRASH, "nullDescriptor,shaderObject+rayTracingPipeline")
+    profile = find("shaderObject", "robust")
+    assert set(named(profile)) == {("feature", ROBUST)}
+    reasons = {each.name: each.reason for each in profile.not_tried}
+    assert reasons[NULL_DESCRIPTOR] == "the process ended with signal 6: its last words"
     # The other members of its structure, which died as a whole, were tried alone.
     assert "VkPhysicalDeviceRobustness2FeaturesKHR::robustBufferAccess2" in {
         each.name for each in profile.independent
     }
-
-
-def test_a_crash_with_one_kind_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CRASH, "shaderObject+rayTracingPipeline")
-    profile = find("shaderObject")
-    (tried,) = [each for each in profile.independent if each.name == SHADER_OBJECT]
-    assert tried.kinds == ALL_KINDS[:3]
-    assert tried.untried == ALL_KINDS[3:]
-    (told,) = profile.not_tried
-    assert told.name == SHADER_OBJECT
-    assert told.reason.startswith("with the baseline ray tracing: the process ended with signal 6")
+    # The first groups of pipelines were looked up before the process died with the last one.
+    (tried,) = [each for each in profile.independent if each.name == SHADER_OBJECT and not each.given]
+    assert (tried.kinds, tried.untried) == (ALL_KINDS[:3], ALL_KINDS[3:])
+    assert reasons[SHADER_OBJECT].startswith("with the baseline ray tracing: the process ended with signal 6")
 
 
 def test_a_baseline_that_crashes_costs_its_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,9 +182,8 @@ def test_a_hang_costs_its_variation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
                     raise
 
     monkeypatch.setattr(Child, "receive", wait_for_the_hang)
-    profile = find_key_dependence(
-        "simulated", only=("shaderObject", "logicOp"), processes=1, opener=OPENER
-    ).profile
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})  # one process, whose silence is the hang's
+    profile = find("shaderObject", "logicOp")
     (hung,) = profile.not_tried
     assert hung.name == SHADER_OBJECT
     assert hung.reason == "the process sent nothing for 120 s"
@@ -191,7 +192,7 @@ def test_a_hang_costs_its_variation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_time_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PLANTED, SHADER_OBJECT)
-    profile = find_key_dependence("simulated", time_limit_s=0.0, opener=OPENER).profile
+    profile = find_key_dependence("simulated", time_limit_s=0.0, opener=OPENER)[1]
     assert profile.depends == profile.independent == ()
     reasons = [(each.name, each.reason) for each in profile.not_tried]
     for name in (SHADER_OBJECT, CACHE_CONTROL):  # each once, and feedback could have shown the second

@@ -35,7 +35,7 @@ DRIRC = """<driconf>
 
 def find(*only: str) -> KeyProfile:
     driver_manifest(NAVI21)  # a machine without it is told apart from a driver that cannot tell
-    return find_key_dependence(NAVI21, only=only).profile
+    return find_key_dependence(NAVI21, only=only)[1]
 
 
 def features(profile: KeyProfile) -> dict[str, tuple[str, ...]]:

@@ -2,74 +2,59 @@
 
 from __future__ import annotations
 
-from orchestrator.key_dependence.judging import Judged, judge
+import pytest
+
+from orchestrator.devices.request import ApplicationInfo
+from orchestrator.key_dependence.judging import judge
 from orchestrator.key_dependence.messages import (
     NEEDED,
     Aspect,
     Look,
     Looked,
+    LookJob,
     ProbeGroup,
     ProbeKind,
     ProbePipeline,
-    Untried,
     Variation,
 )
 
-FIRST, SECOND = "first", "second"
-GROUPS = {
-    name: ProbeGroup(
-        name=name,
-        features=frozenset(),
-        extensions=frozenset(),
-        pipelines=tuple(ProbePipeline(place, kind.value, kind) for place, kind in enumerate(kinds)),
-    )
-    for name, kinds in (
-        (FIRST, (ProbeKind.COMPUTE, ProbeKind.GRAPHICS)),
-        (SECOND, (ProbeKind.GRAPHICS, ProbeKind.RAY_TRACING)),
-    )
-}
-CAN_TELL = dict.fromkeys(GROUPS, (0, 1))
+GRAPHICS, RAY_TRACING = ProbeKind.GRAPHICS, ProbeKind.RAY_TRACING
+KINDS = {"first": (ProbeKind.COMPUTE, GRAPHICS), "second": (GRAPHICS, RAY_TRACING)}
 DIED = "the process ended with signal 11"
+NO_RESULT = "the device gives no result for its pipelines of kind ray tracing"
+HITS = Looked(looks=(Look.HIT, Look.HIT))
 
 
-def judged(*answers: Looked | Untried, groups: tuple[str, ...] = ()) -> Judged:
-    variation = Variation(aspect=Aspect.EXTENSION, name="VK_A", groups=groups)
-    return judge(variation, answers, GROUPS, CAN_TELL)
+def job(name: str) -> LookJob:
+    pipelines = tuple(ProbePipeline(place, kind.value, kind) for place, kind in enumerate(KINDS[name]))
+    return LookJob(
+        device="",
+        opener="",
+        group=ProbeGroup(name=name, features=frozenset(), extensions=frozenset(), pipelines=pipelines),
+        application=ApplicationInfo(),
+        directory="",
+        pipeline_cache_uuid="",
+        cache_control=True,
+        usable=(0, 1),
+    )
 
 
-def looked(group: str, *looks: Look) -> Looked:
-    return Looked(number=0, group=group, looks=looks)
-
-
-def untried(group: str, reason: str = DIED) -> Untried:
-    return Untried(number=0, group=group, reason=reason)
-
-
-def test_a_group_that_was_not_tried_is_named_with_its_kinds() -> None:
-    verdict = judged(looked(FIRST, Look.HIT, Look.MISS), untried(SECOND))
-    assert verdict.missed == {ProbeKind.GRAPHICS}
-    assert verdict.untried == {ProbeKind.RAY_TRACING}
-    assert verdict.obstacles == {DIED: [SECOND]}
-
-
-def test_an_answer_before_the_death_of_its_process_counts() -> None:
-    verdict = judged(looked(FIRST, Look.HIT, Look.HIT), untried(FIRST), untried(SECOND))
-    assert verdict.obstacles == {DIED: [SECOND]}
-
-
-def test_groups_that_were_not_asked_are_no_obstacle() -> None:
-    verdict = judged(looked(FIRST, Look.HIT, Look.HIT), untried(SECOND), groups=(FIRST,))
-    assert verdict.untried == set()
-    assert verdict.obstacles == {}
-
-
-def test_what_pipelines_always_have_is_no_obstacle() -> None:
-    verdict = judged(looked(FIRST, Look.HIT, Look.HIT), untried(SECOND, NEEDED))
-    assert verdict.untried == {ProbeKind.RAY_TRACING}
-    assert verdict.obstacles == {}
-
-
-def test_a_kind_without_a_result_is_an_obstacle() -> None:
-    verdict = judged(looked(FIRST, Look.HIT, Look.HIT), looked(SECOND, Look.HIT, Look.UNKNOWN))
-    assert verdict.untried == {ProbeKind.RAY_TRACING}
-    assert verdict.obstacles == {"the device gives no result for its pipelines of kind ray tracing": [SECOND]}
+@pytest.mark.parametrize(
+    ("answers", "missed", "untried", "obstacles"),
+    [
+        ([Looked(looks=(Look.HIT, Look.MISS)), Looked(reason=DIED)], {GRAPHICS}, {RAY_TRACING}, [DIED]),
+        ([HITS], set(), set(), []),
+        ([HITS, Looked(reason=NEEDED)], set(), {RAY_TRACING}, []),
+        ([HITS, Looked(looks=(Look.HIT, Look.UNKNOWN))], set(), {RAY_TRACING}, [NO_RESULT]),
+        ([HITS, Looked(looks=(Look.HIT, Look.HIT), identity=False)], {GRAPHICS, RAY_TRACING}, set(), []),
+    ],
+    ids=["died", "not asked", "needed", "no result", "another identity"],
+)
+def test_a_verdict_by_kind(
+    answers: list[Looked], missed: set[ProbeKind], untried: set[ProbeKind], obstacles: list[str]
+) -> None:
+    variation = Variation(aspect=Aspect.EXTENSION, name="VK_A")
+    verdict = judge(variation, zip(map(job, KINDS), answers, strict=False))
+    assert verdict.missed == missed
+    assert verdict.untried == untried
+    assert verdict.obstacles == {reason: ["second"] for reason in obstacles}

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.key_dependence.messages import Answer, Aspect, SurveyJob, Variation
-from orchestrator.key_dependence.processes import JobRunner, KeyDependenceError
 from orchestrator.key_dependence.variations import known_names, set_here
-from tests.key_dependence.planted import MESA_RADV, OPENER
+from tests.key_dependence.planted import MESA_RADV
 
 PROFILE = (
     "<driconf><device driver='radv'><application executable='{}'></application></device></driconf>".format
@@ -57,9 +55,3 @@ def test_variables_of_the_driver_that_are_set_are_known(monkeypatch: pytest.Monk
     newer = {"radv_force_nan_preserve_min_max": "true", "radv_rt_wave64": "true"}  # of Mesa 26
     monkeypatch.setattr("os.environ", newer)
     assert set_here(MESA_RADV) == newer
-
-
-def test_a_name_that_no_file_can_have_is_refused() -> None:
-    variation = Variation(aspect=Aspect.EXECUTABLE, name="long", executable="x" * 300)
-    with pytest.raises(KeyDependenceError, match="name"):
-        JobRunner().run(SurveyJob(device="simulated", opener=OPENER), list[Answer]().append, variation)
