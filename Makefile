@@ -1,6 +1,6 @@
 # Every target sets up what it needs by itself; see .ci/setup.sh.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs setup clean
+.PHONY: help demo test campaigns lint docs setup clean
 MAKEFLAGS += --no-print-directory
 PYTHON := .venv/bin/python
 # By `sudo make` too, what is made here belongs to whoever the checkout belongs to.
@@ -18,6 +18,10 @@ demo: ## compile the sample set on a real driver, twice: cold, then from the sav
 test: export PYTHONDONTWRITEBYTECODE :=
 test: lint ## set up, check, and run all tests
 	@$(OWNED) $(PYTHON) -m pytest
+
+campaigns: setup ## the whole of the campaigns of which a run of all tests tries a share: kills, damage, fuzzing
+	@ORCHESTRATOR_CAMPAIGNS=whole $(OWNED) $(PYTHON) -m pytest tests/stores/faults tests/stores/test_binary_store.py \
+		tests/supervise/test_kills.py tests/supervise/test_chaos.py tests/sets/image/test_mutants.py
 
 lint: setup ## style, types, and generated files that must regenerate identically
 	@$(OWNED) $(PYTHON) -m ruff check

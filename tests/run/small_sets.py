@@ -6,7 +6,9 @@ Pipeline sets that are small enough to be compiled hundreds of times, and device
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import trio
@@ -53,10 +55,17 @@ def add_sample(writer: ArchiveWriter, keys: Collection[int], *, left_out: Collec
 
 def write_small_set(path: Path, first: int, last: int) -> list[int]:
     """Write an archive of some of the sample's compute pipelines; returns their keys."""
-    keys = compute_keys()[first:last]
-    with ArchiveWriter(path) as writer:
-        add_sample(writer, keys)
-    return keys
+    path.write_bytes(_small_set(first, last))
+    return compute_keys()[first:last]
+
+
+@cache
+def _small_set(first: int, last: int) -> bytes:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "set.foz"
+        with ArchiveWriter(path) as writer:
+            add_sample(writer, compute_keys()[first:last])
+        return path.read_bytes()
 
 
 def write_applications(

@@ -36,11 +36,11 @@ from orchestrator.stores.binary_store import (
     StoreError,
 )
 from orchestrator.stores.state import STATE_NAME
+from tests.campaigns import tries
 from tests.drivers import REPOSITORY, unsupported
 from tests.stores.binaries import GENERATION, OTHER, OTHER_DRIVER, content, found, pipeline
 
-KILLS = int(os.environ.get("ORCHESTRATOR_STORE_KILLS", "6"))
-FLIPS = int(os.environ.get("ORCHESTRATOR_STORE_FLIPS", "90"))
+KILLS, FLIPS = tries(5, 100), tries(60, 2000)
 
 
 @pytest.fixture
@@ -349,7 +349,7 @@ def test_a_flipped_bit_is_found_or_harmless(fast_path: Path) -> None:
     whole = path.read_bytes()
     with BinaryStore.open(path.parent) as store:
         expected = {state: found(store, state) for state in range(60)}
-    noise = random.Random(os.environ.get("ORCHESTRATOR_STORE_SEED", "3"))
+    noise = random.Random(3)
     outcomes = []
     for number in range(FLIPS):
         at = noise.randrange(len(whole) // 4096) * 4096

@@ -1,11 +1,7 @@
-"""A driver that ends processes in every way at once: each culprit is named with its cause, all else is kept.
-
-ORCHESTRATOR_CHAOS sets how many pipelines there are; 2,000 take some minutes.
-"""
+"""A driver that ends processes in every way at once: each culprit is named, with its cause, all else kept."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from orchestrator.run.options import CompileOptions, TrialLimits
@@ -13,10 +9,11 @@ from orchestrator.run.records import OutcomeStatus
 from orchestrator.sets.subset import Subset
 from orchestrator.stores.culprits import Cause
 from orchestrator.supervise.supervisor import compile_supervised
+from tests.campaigns import IS_WHOLE, tries
 from tests.supervise.chaos_set import MEMORY_BYTES, Fate, write_chaos
 from tests.supervise.processes import children
 
-COUNT = int(os.environ.get("ORCHESTRATOR_CHAOS", "64"))
+COUNT = tries(64, 2000)
 CAUSES = {
     Fate.CRASH: (Cause.SIGNAL, {"SIGSEGV"}),
     Fate.ABORT: (Cause.SIGNAL, {"SIGABRT"}),
@@ -29,7 +26,7 @@ CAUSES = {
 async def test_every_culprit_is_named_and_every_good_one_is_kept(tmp_path: Path) -> None:
     archive, cache = tmp_path / "chaos.foz", tmp_path / "cache"
     # Each hang takes the limit, which is long for the others' sake: a busy machine is no hang.
-    few = COUNT < 1000
+    few = not IS_WHOLE
     fates = write_chaos(archive, COUNT, hangs=1 if few else None)
     limits = TrialLimits(
         opener="tests.supervise.chaos_set:open_chaos",

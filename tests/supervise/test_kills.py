@@ -1,7 +1,6 @@
 """Killed at any moment, parent or child: the same command goes on, nothing saved is lost, nothing is left.
 
 The moment is a number of compiles, of which the device tells, so that no clock decides what is tried.
-ORCHESTRATOR_KILLS sets how many kills of each there are.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ import pytest
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.devices.simulated.cache import parse_data
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
+from tests.campaigns import tries
 from tests.children.test_children import is_gone, until
 from tests.drivers import REPOSITORY
 from tests.run.small_sets import write_small_set
 from tests.supervise.kill_target import COUNT, CULPRIT
 from tests.supervise.processes import descendants
 
-KILLS = int(os.environ.get("ORCHESTRATOR_KILLS", "2"))
+KILLS = tries(2, 100)
 IDENTITY = simulated_identity()
 
 

@@ -1,20 +1,19 @@
 """Thousands of mutants of good documents.
 
 Each is in the image or among the problems, with a reason that is not a defect of this program.
-ORCHESTRATOR_MUTANTS says how many are made, for a longer run.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
+from tests.campaigns import tries
 from tests.sets.image.mutants import Mutants
 
-COUNT = int(os.environ.get("ORCHESTRATOR_MUTANTS", "3000"))
+COUNT = tries(1000, 20_000)
 BATCH = 1000
 
 

@@ -4,8 +4,6 @@ Each process loads, compiles its next pipeline, saves and acknowledges, and kill
 as often as a seeded choice says. Whoever watches them starts the next, and says what it saw (`forgive_load`).
 It forgives as many deaths as it runs processes: so many may not have been told yet. Without it, one process
 at a time, a load between two deaths clears the first.
-
-ORCHESTRATOR_AIMED_KILLS says how many, for a longer run.
 """
 
 from __future__ import annotations
@@ -26,10 +24,11 @@ from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.stores.cache_file import LoadPolicy, load_into_cache, save_merged
 from orchestrator.stores.files.atomic_file import FileOperations
 from orchestrator.stores.files.recovery import forgive_load
+from tests.campaigns import tries
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.sets import compile_keys, loaded_keys, path_in
 
-KILLS = int(os.environ.get("ORCHESTRATOR_AIMED_KILLS", "20"))
+KILLS = tries(10, 100)
 PROCESSES = 4
 # How often each aim is hit when it is passed: a save passes many writes.
 AIMS = {"load": 0.3, "save": 0.008, "rename": 0.15}

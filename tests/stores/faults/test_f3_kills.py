@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.campaigns import tries
 from tests.stores.faults.conftest import CountCases, run_harness
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="unsupported: needs fork and SIGKILL")
 
-KILLS = 200
+KILLS = tries(50, 200)
 SEED = 20_261_121
 
 

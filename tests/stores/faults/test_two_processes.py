@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.campaigns import tries
 from tests.drivers import driver_environment
 from tests.stores.faults.conftest import CountCases, run_harness
 from tests.stores.faults.union_harness import UNION
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="unsupported: ne
 
 NAVI21 = "radv:navi21"
 SEED = 1500
-KILLS = 12
+KILLS = tries(4, 12)
 
 
 def check(
