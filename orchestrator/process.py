@@ -34,6 +34,9 @@ _KEPT: Final = ((-1, 256 << 20), (-2, 4 << 20), (-3, 32 << 20))
 memory, by how much that grows, and from what size on a block comes from the system; bytes."""
 
 
+_groups: set[int] = set()  # process groups that children of this process lead
+
+
 class StageClock:
     """Divides time into stages, from `began_ns` (of time.perf_counter_ns, by default now). One thread."""
 
@@ -132,6 +135,54 @@ def let_through() -> None:
 
 
 @contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Hold the ending signals for a block, which may let them through; a process started there holds them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_signals_to_parent() -> None:
+    """Ignore what asks a whole job to end, as a service manager does: the parent decides what that means."""
+    for each in _ENDING:
+        signal.signal(each, signal.SIG_IGN)
+    let_through()
+
+
+def started_group(process_id: int) -> None:
+    """A child leads a process group of its own: until `kill_group` it stops and goes on with this process."""
+    _groups.add(process_id)
+
+
+@contextlib.contextmanager
+def stopped_with_children() -> Iterator[None]:
+    """During the block, Ctrl-Z (SIGTSTP) stops and SIGCONT continues the children, too. Main thread only."""
+
+    def stop(number: int, _frame: object) -> None:
+        _signal_groups(signal.SIGSTOP)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)  # returns when continued, or at once where nobody could continue it
+        signal.signal(number, stop)
+        _signal_groups(signal.SIGCONT)
+
+    before = signal.getsignal(signal.SIGTSTP)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGTSTP, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, before)
+
+
+def _signal_groups(number: signal.Signals) -> None:
+    for each in list(_groups):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(each, number)
+
+
+@contextlib.contextmanager
 def first_signal_waits() -> Iterator[None]:
     """For the block, which is nearly done: the first signal changes nothing, the second one interrupts it."""
 
@@ -178,7 +229,8 @@ def die_with(parent_id: int) -> None:
 
 
 def kill_group(process_id: int) -> None:
-    """Kill a child that leads a process group, with all that it started."""
+    """Kill a child that leads a process group, with all that it started. Call it before it is reaped."""
+    _groups.discard(process_id)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process_id, signal.SIGKILL)
 

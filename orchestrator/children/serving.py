@@ -20,7 +20,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import msgspec
 
 from orchestrator.children.protocol import FrameError, FrameReader, pack_frame
-from orchestrator.process import end_process, let_through, own_interpreter
+from orchestrator.process import end_process, leave_signals_to_parent, own_interpreter
 
 SERVICES = {
     "bench": "orchestrator.bench.take",
@@ -107,7 +107,7 @@ def main() -> NoReturn:
     os.dup2(nothing, 0)
     os.close(nothing)
     own_interpreter()
-    let_through()  # a parent that holds them may have started this
+    leave_signals_to_parent()
     name, *limits = sys.argv[1:]
     service = importlib.import_module(SERVICES[name])
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

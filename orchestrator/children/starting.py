@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from orchestrator.process import signals_held, started_group
+
 ENTRY = "orchestrator.children"
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
 
@@ -20,22 +22,26 @@ def start_service(
 ) -> subprocess.Popen[bytes]:
     """Start a child in a session and a process group of its own, with a pipe at each standard stream.
 
-    For `arguments` see `serving.main`, for the others `parent.Child`. It inherits `descriptors`, too.
+    It is over with `process.kill_group`. For `arguments` see `serving.main`, for the others `parent.Child`.
+    It inherits `descriptors`, too.
 
     Raises:
         OSError: It cannot be started.
     """
-    return subprocess.Popen(
-        # -P: does not import modules from the working directory, unless this process does.
-        [program, "-P", "-m", ENTRY, service, *arguments],
-        bufsize=0,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**(os.environ if environment is None else environment), "PYTHONPATH": _import_path()},
-        start_new_session=True,
-        pass_fds=descriptors,
-    )
+    with signals_held():  # until it ignores them
+        process = subprocess.Popen(
+            # -P: does not import modules from the working directory, unless this process does.
+            [program, "-P", "-m", ENTRY, service, *arguments],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**(os.environ if environment is None else environment), "PYTHONPATH": _import_path()},
+            start_new_session=True,
+            pass_fds=descriptors,
+        )
+    started_group(process.pid)
+    return process
 
 
 def _import_path() -> str:

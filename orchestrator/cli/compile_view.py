@@ -71,6 +71,10 @@ class CompileView:
         """A cache file was saved: the report says it to a person."""
         self._tell("saved", target=selector, path=str(path), size=size)
 
+    def close(self) -> None:
+        """Take the display away."""
+        self.view.close()
+
     def say(self, text: str) -> None:
         """A message that stays."""
         self.view.say(text)

@@ -1,8 +1,9 @@
 """The work of the verb `compile`: has the set compiled, shows how far it is, and reports.
 
-Guarantees: SIGINT, SIGTERM and SIGHUP end the job early and in order: no further batch is handed out, driver
-calls in flight are waited for, what was compiled is merged and saved, and the report is shown. A signal
-during the report changes nothing. A place that cannot be written is refused before anything is compiled.
+Guarantees: SIGINT, SIGTERM and SIGHUP end the job early and in order, whoever of its processes gets them: no
+further batch is handed out, driver calls in flight are waited for, what was compiled is merged and saved, and
+the report is shown. A second SIGINT or SIGTERM ends it at once. A signal during the report changes nothing.
+A place that cannot be written is refused before anything is compiled.
 Assumptions: imported before the server is asked, so numpy and trio come later.
 """
 
@@ -10,15 +11,18 @@ from __future__ import annotations
 
 import math
 import os
+import signal
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
 from attrs import evolve, frozen
 
-from orchestrator.cli.errors import ExitCode, UsageError, explain
+from orchestrator.cli.errors import ExitCode, Failure, UsageError, explain
+from orchestrator.cli.errors import report as report_failure
 from orchestrator.cli.output import Output, OutputError, display, path_text, styled, write_document
 from orchestrator.cli.values import (
     MOST_WORKERS,
@@ -35,10 +39,14 @@ from orchestrator.cli.values import (
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.process import (
     StageClock,
+    end_process,
     ending_signals,
     first_signal_waits,
+    hold_signals,
     keep_freed_memory,
+    let_through,
     process_clock,
+    signals_held,
 )
 from orchestrator.run.options import BARRIER, ROLLING, CompileOptions, TrialLimits
 from orchestrator.sets.subset import WHOLE, Subset
@@ -59,6 +67,8 @@ _T = TypeVar("_T")
 
 _LEAST_MEMORY = 64 << 20
 _LEAST_STORE = 4 << 20
+_ONE_S = 0.25
+"""Signals that come within this time are one: a service manager or a shell may send several."""
 
 
 @frozen
@@ -89,7 +99,17 @@ class _Call:
         """Run a job that signals stop, and commands steer."""
         import trio
 
-        return trio.run(_until_signal, job, view.say, self.control)
+        return trio.run(_until_signal, job, view, self)
+
+    def end_at_once(self, view: CompileView) -> NoReturn:
+        """End this process without waiting for the driver; children end with it, and blame nothing."""
+        view.close()
+        message = "ended at once by a second signal; what was saved before it is kept"
+        failure = Failure("interrupted", message, "run it again to continue", ExitCode.INTERRUPTED)
+        code = report_failure(failure, json=self.output.json)
+        if self.events is not None:
+            self.events.tell("end", exit_code=int(code))
+        end_process(code)
 
 
 def compile_sets(sets: list[str], arguments: CompileArguments, *, json: bool) -> int:
@@ -218,15 +238,17 @@ def _compile_one(call: _Call, selector: str, clock: StageClock) -> ExitCode:
     require_writable(arguments.trace, arguments.pipeline_stats, arguments.driver_log, inputs=call.paths)
     log = None if arguments.driver_log is None else arguments.driver_log.open("wb")
     try:
-        report, view = _one_report(call, options, directory, log, clock)
-        with _reporting():
-            view.is_done(selector, report, report.cache_file.error or "")
-            code = _exit_code(report, allow_damaged=arguments.allow_damaged)
-            try:
-                _show_one(call.output, report, clock, code)
-            finally:
-                # After the report, whose reader may be gone: that they cannot be written costs only them.
-                _write_extras(report, arguments)
+        # Once the server compiles, a signal waits for whoever can end that in order.
+        with signals_held():
+            report, view = _one_report(call, options, directory, log, clock)
+            with _reporting():
+                view.is_done(selector, report, report.cache_file.error or "")
+                code = _exit_code(report, allow_damaged=arguments.allow_damaged)
+                try:
+                    _show_one(call.output, report, clock, code)
+                finally:
+                    # After the report, whose reader may be gone: that they cannot be written costs only them.
+                    _write_extras(report, arguments)
     finally:
         if log is not None:
             _close_log(log, arguments.driver_log)
@@ -302,6 +324,7 @@ def _show_one(output: Output, report: CompileReport, clock: StageClock, code: Ex
 def _reporting() -> Iterator[None]:
     try:
         with first_signal_waits():
+            let_through()
             yield
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
@@ -342,37 +365,39 @@ def _compile_targets(call: _Call) -> ExitCode:
     options = [_options(arguments, each) for each in targets]
     key = read_key(arguments.key)
     manifest = unwritten = None
-    with ExitStack() as held:
-        # First, so that a mistake in the command takes no target out of a good pack.
-        pipelines = call.begins(targets, options[0].subset)
-        directory = None if out is None else out.absolute()
-        if arguments.mode != "none" and (out is None or arguments.cache_dir is not None):
-            directory = usable_directory(arguments.cache_dir).absolute()
-        pack = None if out is None else held.enter_context(GrowingPack.writing(out, key, targets))
-        with progress_view(call.output) as shown:
-            view = CompileView(shown, call.events, len(targets), says_ends=not call.output.json)
+    with ExitStack() as stopping:
+        with ExitStack() as held:
+            # First, so that a mistake in the command takes no target out of a good pack.
+            pipelines = call.begins(targets, options[0].subset)
+            directory = None if out is None else out.absolute()
+            if arguments.mode != "none" and (out is None or arguments.cache_dir is not None):
+                directory = usable_directory(arguments.cache_dir).absolute()
+            pack = None if out is None else held.enter_context(GrowingPack.writing(out, key, targets))
+            stopping.enter_context(signals_held())
+            with progress_view(call.output) as shown:
+                view = CompileView(shown, call.events, len(targets), says_ends=not call.output.json)
 
-            async def job(steering: Steering) -> list[TargetResult]:
-                return await compile_targets(
-                    call.paths,
-                    options,
-                    pipelines=pipelines,
-                    cache_directory=directory,
-                    listener=view,
-                    stop=steering,
-                    keep=None if pack is None else pack.take,
-                )
+                async def job(steering: Steering) -> list[TargetResult]:
+                    return await compile_targets(
+                        call.paths,
+                        options,
+                        pipelines=pipelines,
+                        cache_directory=directory,
+                        listener=view,
+                        stop=steering,
+                        keep=None if pack is None else pack.take,
+                    )
 
-            results = call.run(job, view)
-        if pack is not None:
-            try:
-                manifest = pack.finish(results)
-            except OrchestratorError as error:
-                unwritten = error  # which costs the pack, not the report
-            lost = pack.problems
-            results = [evolve(each, error=lost.get(each.selector, each.error)) for each in results]
-    with _reporting():
-        _show_targets(call.output, arguments, results, manifest)
+                results = call.run(job, view)
+            if pack is not None:
+                try:
+                    manifest = pack.finish(results)
+                except OrchestratorError as error:
+                    unwritten = error  # which costs the pack, not the report
+                lost = pack.problems
+                results = [evolve(each, error=lost.get(each.selector, each.error)) for each in results]
+        with _reporting():
+            _show_targets(call.output, arguments, results, manifest)
     if unwritten is not None:
         raise unwritten
     return _targets_exit_code(results, allow_damaged=arguments.allow_damaged)
@@ -452,19 +477,18 @@ def _targets_exit_code(results: Sequence[TargetResult], *, allow_damaged: bool) 
     return next((each for each in worst if each in codes), ExitCode.OK)
 
 
-async def _until_signal(
-    job: Callable[[Steering], Awaitable[_T]], say: Callable[[str], None], control: CommandReader | None
-) -> _T:
+async def _until_signal(job: Callable[[Steering], Awaitable[_T]], view: CompileView, call: _Call) -> _T:
     import trio
 
     from orchestrator.run.first_error import first_error
     from orchestrator.run.steering import Steering
 
+    control = call.control
     steering = Steering(steered=control is not None)
     try:
         with first_error():
             async with trio.open_nursery() as nursery:
-                await nursery.start(_watch_signals, steering.stop, say)
+                await nursery.start(_watch_signals, steering.stop, view, call)
                 if control is not None:
                     await nursery.start(control.serve, steering)
                 result = await job(steering)
@@ -477,18 +501,25 @@ async def _until_signal(
 
 
 async def _watch_signals(
-    stop: trio.Event, say: Callable[[str], None], *, task_status: trio.TaskStatus[None]
+    stop: trio.Event, view: CompileView, call: _Call, *, task_status: trio.TaskStatus[None]
 ) -> None:
     import trio
 
+    first = math.inf
     with trio.open_signal_receiver(*ending_signals()) as signals:
-        task_status.started()
-        async for _ in signals:
-            if stop.is_set():
-                say(
-                    "a driver call cannot be interrupted: still waiting for those in flight, then what is "
-                    "done is saved (SIGKILL would lose it)"
-                )
-            else:
-                say("stopping: waiting for the driver calls in flight, then what is done is merged and saved")
-                stop.set()
+        let_through()
+        try:
+            task_status.started()
+            async for number in signals:
+                if not stop.is_set():
+                    view.say(
+                        "stopping: waiting for the driver calls in flight, then what is done is merged and "
+                        "saved; a second signal ends it at once"
+                    )
+                    stop.set()
+                # What the system sends beside another one, as a session ends, is no second one.
+                elif number != signal.SIGHUP and time.monotonic() - first > _ONE_S:
+                    call.end_at_once(view)
+                first = min(first, time.monotonic())
+        finally:
+            hold_signals()  # until the report is written

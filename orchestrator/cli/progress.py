@@ -35,6 +35,9 @@ class ProgressView(Protocol):
     def say(self, text: str) -> None:
         """A message that stays."""
 
+    def close(self) -> None:
+        """Take the display away."""
+
 
 @contextmanager
 def progress_view(output: Output) -> Iterator[ProgressView]:
@@ -81,6 +84,9 @@ class PlainView:
         """Write a message."""
         if not display.quiet:
             self._output.message(text)
+
+    def close(self) -> None:
+        """There is no display."""
 
 
 _SILENT_S: Final = 2.0

@@ -62,6 +62,10 @@ class _View:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take the bar away."""
         self._bar.stop()
 
 

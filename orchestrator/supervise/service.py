@@ -42,9 +42,6 @@ _LOOK_S: Final = 0.001
 
 def serve(channel: Channel[Request, Answer]) -> None:
     """Open the set that the first request names, then serve the other requests."""
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        # An exception would look like a bug, or like a crash of the driver. So would one in the forks.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
     opening = channel.receive()
     if not isinstance(opening, Open):
         raise TypeError(f"the first request must be Open, not {type(opening).__name__}")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from orchestrator.children.starting import start_service
-from orchestrator.process import compiling_environment
+from orchestrator.process import compiling_environment, kill_group
 
 SERVICE = "compile"
 
@@ -52,7 +52,7 @@ def server_ahead() -> Iterator[None]:
     finally:
         while _ahead:
             left = _ahead.pop()
-            left.process.kill()
+            kill_group(left.process.pid)
             left.process.communicate()
             left.close_memory()
 
