@@ -181,6 +181,7 @@ class _Call:
                 fail_on_compile_required=self._fails_on_compile,
             )
         made, captured = self._device.create_captured(self._prepared, indices, keep=self._keep)
+        made.feedback_flags &= ~np.uint32(FEEDBACK_APPLICATION_CACHE_HIT)  # without a cache nothing is one
         with destroyed_on_failure(self._device, made):
             self._source.take(self._prepared, captured)
         return made

@@ -661,6 +661,8 @@ class Device(ABC):
     ) -> PipelineCache:
         """Create a cache; the caller destroys it. Empty initial data is passed as a null pointer.
 
+        Where the driver refuses the cache with a flag and not without, it is one without.
+
         Raises:
             DriverError: The driver refused.
             DeviceError: A flag is asked for that the device does not have, or both are.
@@ -669,7 +671,13 @@ class Device(ABC):
         _check_cache_flags(self.features, *flags, name)
         with self._call():
             with self.observer.calling(DriverStep.LOAD if initial_data else DriverStep.CACHE):
-                handle = self._create_cache(initial_data, *flags, name)
+                try:
+                    handle = self._create_cache(initial_data, *flags, name)
+                except DriverError:
+                    if not any(flags):
+                        raise
+                    flags = False, False
+                    handle = self._create_cache(initial_data, *flags, name)
             cache = PipelineCache(handle, *flags, name, self)
             with self._lock:
                 self._caches.add(cache)
@@ -699,7 +707,8 @@ class Device(ABC):
     def pipeline_cache_size(self, cache: PipelineCache) -> int:
         """Bytes that a read would give now; raises what a read does."""
         with self._reading(cache):
-            return self._cache_size(cache)
+            # A driver that says success and no size is read: what it gives has at least a header.
+            return self._cache_size(cache) or len(self._cache_data(cache, None).data)
 
     def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
         """Read a cache back, whole, or at most `limit` bytes of it.

@@ -126,7 +126,7 @@ def _install_cache(
         if problem:
             raise PackError(pack.directory / path.name, problem)
         saved = save_merged(device, path, cache)
-    if saved.locked_out or saved.lost:
+    if saved.locked_out or (saved.lost and not saved.note):
         step = "try again" if saved.locked_out else "move what is there away, or name another --cache-dir"
         raise PackError(path, f"it was not written: {saved.skipped}", step)
     found, unused = saved.found, ""

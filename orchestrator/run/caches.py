@@ -16,7 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
@@ -48,8 +48,10 @@ from orchestrator.run.options import NO_WORKER_CACHES, MergePolicy, sooner_ns
 from orchestrator.run.records import BinariesRecord, Duplicates, MergeReport, RollingReport
 from orchestrator.schedule.jobs import Int32s
 
-# Beyond its seed a warm worker source gains some bytes of bookkeeping, which the primary need not take.
-_BOOKKEEPING_BYTES: Final = 1024
+BOOKKEEPING_BYTES: Final = 1024
+"""By so much a cache may grow in which nothing is new."""
+_PADDING_BYTES: Final = 64  # by which equal content differs from cache to cache
+_SAMPLE: Final = 32  # pipelines that are looked up after a doubtful merge
 _MOST_WARNINGS: Final = 4
 _REMIND_S: Final = 1.0
 
@@ -64,6 +66,8 @@ class CacheMerge(msgspec.Struct, frozen=True):
     primary_bytes_before: int = 0
     started_ns: int = 0
     unmerged: int = 0  # sources that the driver did not merge
+    why: str = ""  # not
+    doubtful: bool = False  # whether the primary is smaller than all of them, or their number, explains
     warnings: tuple[str, ...] = ()
 
 
@@ -81,8 +85,10 @@ def merge_into(
 ) -> CacheMerge:
     """Merge worker sources, which began with `seed_bytes` of the primary, into it. Blocking; none in use.
 
-    The primary is not among the sources (VUID-vkMergePipelineCaches-dstCache-00770). Where the driver
-    refuses, they are merged one by one, so that only the refused ones are lost.
+    The primary is not among the sources (VUID-vkMergePipelineCaches-dstCache-00770). Drivers refuse, say
+    success and merge nothing, or the first of several sources only. So what is there afterwards is compared
+    with the sizes before, and if it is less, which it is too where sources hold the same, they are merged one
+    by one.
 
     Raises:
         ExternalSynchronizationError: A source is in use elsewhere: a caller uses the primary during a run.
@@ -90,39 +96,43 @@ def merge_into(
     warnings: list[str] = []
     source_bytes = tuple(_size_of(source, warnings) for source in sources)
     before = after = _size_of(primary, warnings)
-    unmerged = 0
+    began_with = max(seed_bytes, primary.header_bytes)
+    slack = BOOKKEEPING_BYTES if seed_bytes else _PADDING_BYTES * len(sources)
+    gained = [max(0, size - began_with) for size in source_bytes]
+    unmerged, why, doubtful = 0, "", False
     started_ns = time.perf_counter_ns()
-    try:
-        if sources:
-            primary.merge(sources)
-    except DriverError as refused:
-        warnings.append(f"the merge of all worker caches failed ({refused}); they were merged one by one")
-        for source in sources:
-            try:
-                primary.merge([source])
-            except DriverError as why:
-                unmerged += 1
-                warnings.append(f"{source.name} was not merged and what only it holds is lost: {why}")
-    merge_ns = time.perf_counter_ns() - started_ns
     if sources:
+        why = _refusal_of(primary, sources)
+        merge_ns = time.perf_counter_ns() - started_ns
         after = _size_of(primary, warnings)
-    largest = max(source_bytes, default=0)
-    gained = largest - max(seed_bytes, primary.header_bytes)
-    if gained > _BOOKKEEPING_BYTES and after < largest and after <= before:
-        warnings.append(
-            f"the merge was a no-op: a worker cache holds {largest} bytes, the primary has {after} after it "
-            f"and had {before} before; this driver does not merge, so use mode shared"
-        )
-        unmerged = len(sources)
+        doubtful = bool(why) or after + slack < before + sum(gained)
+    if doubtful:
+        for source, size, own in zip(sources, source_bytes, gained, strict=True):
+            refusal = _refusal_of(primary, [source])
+            after = _size_of(primary, warnings)
+            if own > slack and (refusal or after + slack < size):
+                unmerged += 1
+                why = refusal or f"it said success, and of {size} bytes the merged cache has {after}"
+        merge_ns = time.perf_counter_ns() - started_ns
     return CacheMerge(
         source_bytes,
         after,
-        merge_ns,
+        merge_ns if sources else 0,
         primary_bytes_before=before,
         started_ns=started_ns,
         unmerged=unmerged,
+        why=why,
+        doubtful=doubtful,
         warnings=tuple(warnings),
     )
+
+
+def _refusal_of(primary: PipelineSource, sources: Sequence[PipelineSource]) -> str:
+    try:
+        primary.merge(sources)
+    except DriverError as refused:
+        return str(refused)
+    return ""
 
 
 def _size_of(source: PipelineSource, warnings: list[str]) -> int:
@@ -407,6 +417,10 @@ class RunCaches:
     _began_ns: int = field(factory=time.perf_counter_ns, init=False)
     _made: int = field(default=0, init=False)
     _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
+    # Sources whose pipelines the primary lacks; what was compiled again for that, and of it not kept.
+    _unmerged: int = field(default=0, init=False)
+    _again: int = field(default=0, init=False)
+    _unkept: int = field(default=0, init=False)
 
     @property
     def rotates(self) -> bool:
@@ -416,6 +430,10 @@ class RunCaches:
     @property
     def _looks_up(self) -> bool:
         return self.mode is CacheMode.TWO_LEVEL and self.device.features.compile_required
+
+    @property
+    def _wants_flags(self) -> bool:
+        return self.mode is not CacheMode.PER_WORKER_INTERNAL
 
     @property
     def _worker_sources(self) -> list[PipelineSource]:
@@ -455,20 +473,21 @@ class RunCaches:
                     if self.rotates or found is not None
                     else creator(source)
                 )
+            self._note_flags()
         self.open_ns = time.perf_counter_ns() - started
 
     def _create_primary(self, data: bytes) -> PipelineSource:
         device = self.device
         if self.mode is CacheMode.BINARIES:
             return HeldPipelines.of(device)
-        if self._looks_up and device.features.internally_synchronized_merge:
-            try:
-                return device.create_pipeline_cache(data, internally_synchronized_merge=True, name="primary")
-            except DriverError as refused:
-                self.notes.append(
-                    f"primary: the driver refused the data, or to synchronize merges itself ({refused})"
-                )
-        return self._make(lambda data, name: device.create_pipeline_cache(data, name=name), data, "primary")
+        merges = self._looks_up and device.features.internally_synchronized_merge
+        return self._make(
+            lambda data, name: device.create_pipeline_cache(
+                data, internally_synchronized_merge=merges, name=name
+            ),
+            data,
+            "primary",
+        )
 
     def _make(self, make: Callable[[bytes, str], PipelineSource], data: bytes, name: str) -> PipelineSource:
         try:
@@ -487,18 +506,22 @@ class RunCaches:
                 "the device cannot forbid compiling (FAIL_ON_PIPELINE_COMPILE_REQUIRED), so nothing can be "
                 "looked up in the primary: worker caches start with what it holds, as in mode per-worker"
             )
-        flagged = self.mode is not CacheMode.PER_WORKER_INTERNAL
-        if flagged and not features.externally_synchronized_caches:
-            flagged = False
-            self.notes.append(
-                "the device is open without externally synchronized caches (pipelineCreationCacheControl): "
-                "worker caches are internally synchronized, as in mode per-worker-internal. `orchestrator "
-                "devices` says whether it has them, `doctor --keys` whether they may be used"
-            )
         if self.primary_is_filled and not self._looks_up:
             self._seed = self._read(primary) or b""
         self._seed_bytes = len(self._seed)
+        flagged = self._wants_flags and features.externally_synchronized_caches
         self._make_fresh = partial(primary.for_worker, externally_synchronized=flagged)
+
+    def _note_flags(self) -> None:
+        if not self._wants_flags or self._worker_sources[0].externally_synchronized:
+            return
+        why = (
+            "the driver refuses externally synchronized caches, and not others"
+            if self.device.features.externally_synchronized_caches
+            else "the device is open without externally synchronized caches (pipelineCreationCacheControl). "
+            "`orchestrator devices` says whether it has them, `doctor --keys` whether they may be used"
+        )
+        self.notes.append(f"worker caches are internally synchronized, as in mode per-worker-internal: {why}")
 
     def _read(self, source: PipelineSource) -> bytes | None:
         try:
@@ -572,6 +595,8 @@ class RunCaches:
         sources = [source for source, _ in merging]
         with self.guard.merge():
             merge = merge_into(self.primary, sources, seed_bytes=self._seed_bytes)
+        if merge.unmerged:
+            self.refused = f"worker caches are merged at the end: the driver did not merge one ({merge.why})"
         compiled = sum(count for _, count in merging)
         self._merges.append(msgspec.structs.replace(merge, pipelines=compiled))
         self.primary_is_filled |= merge.primary_bytes > self.primary.empty_bytes
@@ -608,6 +633,64 @@ class RunCaches:
             merge_ns=merge.merge_ns + rotated_ns if self._worker_sources else 0,
         )
 
+    def find_lost(self, compiled: Int32s, workers: Int32s) -> bool:
+        """Whether the primary seems to lack some of what these workers compiled. Blocking; after `merge`.
+
+        It does by the sizes of caches, or where these leave it open, by a look-up of some of the pipelines.
+        """
+        if not len(compiled) or self.primary is None or self._keeps_nothing:
+            return False
+        doubtful = any(each.doubtful for each in self._all_merges)
+        self._unmerged = sum(each.unmerged for each in self._all_merges)
+        if doubtful and not self._unmerged and self.device.features.compile_required:
+            _, of_each = np.unique(workers, return_index=True)
+            some = np.linspace(0, len(compiled) - 1, _SAMPLE).astype(np.intp)
+            with suppress(DriverError):
+                batch = self._primary_creator(looks_up=True).create(compiled[np.union1d(of_each, some)])
+                self._unmerged = int((batch.results == PIPELINE_COMPILE_REQUIRED).any())
+        return self._unmerged > 0
+
+    def compile_again(self, indices: Int32s) -> None:
+        """Compile in the primary what it seems to lack. Blocking; any thread, beside others."""
+        again = unkept = len(indices)
+        with suppress(DriverError):
+            batch = self._primary_creator().create(indices)
+            again -= int(np.count_nonzero(batch.feedback_flags & FEEDBACK_APPLICATION_CACHE_HIT))
+            unkept -= int(np.count_nonzero(batch.results == SUCCESS))
+        with self._lock:
+            self._again += again
+            self._unkept += unkept
+
+    def end_again(self) -> None:
+        """Everything that the primary seemed to lack was compiled again. Blocking."""
+        assert self._merge is not None  # noqa: S101 - after `merge`
+        if self.primary is not None and not self._unkept:
+            size = _size_of(self.primary, self.notes)
+            # What a driver never finds, though it is there, is no loss.
+            self._again *= size > self._merge.primary_bytes or not size
+            self._merge = msgspec.structs.replace(self._merge, primary_bytes=size)
+            self._unmerged = 0
+
+    def _primary_creator(self, *, looks_up: bool = False) -> Creator:
+        assert self.primary is not None  # noqa: S101 - it is open
+        return Creator(self.device, self.creators[0].parts, False, self.primary, looks_up=looks_up)
+
+    @property
+    def most_at_once(self) -> int:
+        """How many calls at a time may compile in the primary."""
+        return 1 if self.primary is None or self.primary.externally_synchronized else self.worker_count
+
+    @property
+    def _all_merges(self) -> list[CacheMerge]:
+        return [*self._merges, *([] if self._merge is None else [self._merge])]
+
+    @property
+    def _keeps_nothing(self) -> bool:
+        """Whether all caches hold only their header."""
+        primary = self.primary
+        sizes = [size for each in self._all_merges for size in (each.primary_bytes, *each.source_bytes)]
+        return primary is not None and max(sizes, default=0) <= primary.empty_bytes
+
     def read_back(self) -> None:
         """Read the data of a primary that was made here. Blocking."""
         if self._own_primary is not None and self.mode is not CacheMode.BINARIES:
@@ -637,12 +720,8 @@ class RunCaches:
         if merge is None or primary is None:
             return None
         every = (*merge.source_bytes, *self._rotated_bytes)
-        warnings = [*merge.warnings, *self._rotation_warnings()]
-        if (
-            compiled
-            and self.mode is not CacheMode.BINARIES
-            and max(merge.primary_bytes, *every, 0) <= primary.empty_bytes
-        ):
+        warnings = [*merge.warnings, *self._rotation_warnings(), *self._loss_warnings()]
+        if compiled and self.mode is not CacheMode.BINARIES and self._keeps_nothing:
             warnings.append(
                 f"the driver's cache keeps nothing: all caches hold only their header (pipelines compiled: "
                 f"{compiled}); saving it will not make the next run faster"
@@ -660,7 +739,7 @@ class RunCaches:
             merge_ns=merge.merge_ns,
             warnings=tuple(warnings),
             rolling=self._rolling_report(),
-            unmerged=merge.unmerged + sum(each.unmerged for each in self._merges),
+            unmerged=self._unmerged,
             started_ns=merge.started_ns,
         )
 
@@ -676,6 +755,21 @@ class RunCaches:
             merge_ns=sum(each.merge_ns for each in self._merges),
             longest_pause_ns=max(each.longest_pause_ns for each in rotating),
         )
+
+    def _loss_warnings(self) -> list[str]:
+        reasons = [each.why for each in self._all_merges if each.unmerged]
+        why = reasons[-1] if reasons else "it said success, and does not find what was merged"
+        if self._unmerged:
+            return [
+                f"the driver did not merge all worker caches, and what only these hold is lost: {why}; use "
+                "mode shared, which needs no merge"
+            ]
+        if self._again:
+            return [
+                f"the driver did not merge all worker caches ({why}), so {self._again} pipelines were "
+                "compiled again, into one cache; use mode shared, which needs no merge"
+            ]
+        return []
 
     def _rotation_warnings(self) -> list[str]:
         """The warnings, each once; of many the first, for a driver that refuses does so at every merge."""

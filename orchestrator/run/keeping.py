@@ -34,7 +34,7 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import DriverError, shell_text
 from orchestrator.run.binaries import VULKAN_1_1, HeldPipelines, binary_device
-from orchestrator.run.caches import CacheMerge, MergedHook
+from orchestrator.run.caches import BOOKKEEPING_BYTES, CacheMerge, MergedHook
 from orchestrator.run.first_error import first_error
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, available_workers, sooner_ns
 from orchestrator.run.records import (
@@ -184,6 +184,7 @@ class CacheKeeper:
     # Hash of the data that the file has with all that is in the primary; empty where it has not.
     content: bytes = field(default=b"", init=False)
     before: set[bytes] = field(factory=set, init=False)  # Hashes of what was joined for that.
+    _included: set[bytes] = field(factory=set, init=False)  # of data that the primary holds, too
     _decider: SaveDecider = field(init=False)
     _compiled: int = field(default=0, init=False)  # pipelines that the decider knows of
     _due: SaveReason | None = field(default=None, init=False)
@@ -196,6 +197,7 @@ class CacheKeeper:
             self.content = self.loaded.data_hash
             self.own_hashes.add(self.content)
             self.before.add(self.content)
+            self._included.add(self.content)
         self.loaded = evolve(self.loaded, data=b"")  # the primary has it
 
     # --- on the way, mode shared
@@ -264,12 +266,16 @@ class CacheKeeper:
 
     # --- at the end
 
-    def finish(self, primary: PipelineSource, reason: SaveReason, compiled: int | None) -> None:
+    def finish(
+        self, primary: PipelineSource, reason: SaveReason, compiled: int | None, size: int | None = None
+    ) -> None:
         """Save what is new, now that nothing uses the primary. Blocking; raises no error of a file or driver.
 
-        `compiled` is how many pipelines the run compiled; None where it was cancelled, or failed.
+        `compiled` is how many pipelines the run compiled; None where it was cancelled, or failed. `size` is
+        that of the primary, bytes, if known.
         """
         now = time.monotonic_ns()
+        self._decider.created(now, 0, size)
         self._created(now, self._compiled + 1 if compiled is None else compiled)
         if self.loaded.instead_of is not None and not any(each.saved_bytes for each in self.saves):
             # One generation is left, and a run that loads it again and again would never make a second one.
@@ -293,7 +299,9 @@ class CacheKeeper:
             before,
             saved_bytes=saved,
             not_saved=not_saved,
-            error=last.error or before.error,
+            # Also what another process had saved, where a save that worked lost it.
+            error=last.error
+            or next((each.error for each in self.saves if each.error and each.saved_bytes), before.error),
             saves=(*before.saves, *self.saves),
         )
 
@@ -327,7 +335,8 @@ class CacheKeeper:
         try:
             yield
         finally:
-            worked = len(self.saves) > before and not self.saves[-1].error
+            last = self.saves[-1] if len(self.saves) > before else CacheSave(SaveReason.EXIT, error="raised")
+            worked = last.saved_bytes > 0 or not last.error
             self._decider.ended(time.monotonic_ns(), worked=worked)
 
     def _save(self, primary: PipelineSource, reason: SaveReason, lock_wait_s: float) -> None:
@@ -337,25 +346,36 @@ class CacheKeeper:
         self.content = b""
         assert isinstance(primary, PipelineCache)  # noqa: S101 - no other source has a keeper
         try:
-            report = save_merged(self.device, self.path, primary, self.file_policy, lock_wait_s=lock_wait_s)
+            report = save_merged(
+                self.device,
+                self.path,
+                primary,
+                self.file_policy,
+                includes=self._included,
+                lock_wait_s=lock_wait_s,
+            )
         except (SaveError, DriverError) as error:
             return CacheSave(reason, error=str(error))
         found = report.found
         held = b"" if found is None else found.data_hash
         others = False
+        is_ours = True
         if found is not None and found.status is LoadStatus.LOADED:
             others = held not in self.own_hashes and report.bytes_before > 0
+            is_ours = held in self._included
             self.before.add(held)
         if report.data_hash:
             self.own_hashes.add(report.data_hash)
             self.before.add(report.data_hash)
+            if is_ours:
+                self._included.add(report.data_hash)
         if not (report.lost or report.note):  # with a note one of the two may have been dropped
             self.content = report.data_hash or held
         left = ", ".join(map(str, report.leftovers))
         notes = [report.note, f"could not be removed: {left}" if left else ""]
         return CacheSave(
             reason,
-            error=report.skipped if report.lost else None,
+            error=report.skipped or report.note if report.lost else None,
             saved_bytes=report.saved_bytes,
             bytes_before=report.bytes_before,
             bytes_after=report.bytes_after,
@@ -642,11 +662,21 @@ class CompileCache:
             return
         try:
             if (keeper := cache.keeper) is not None:
-                compiled = None if report is None else report.counts()[OutcomeStatus.COMPILED]
-                stopped = self.stop is not None and self.stop.is_set()
-                reason = SaveReason.SIGNAL if stopped else SaveReason.EXIT
-                keeper.finish(cache.primary, SaveReason.CANCELLED if compiled is None else reason, compiled)
+                reason, compiled, size = SaveReason.CANCELLED, None, None
+                if report is not None:
+                    stopped = self.stop is not None and self.stop.is_set()
+                    reason = SaveReason.SIGNAL if stopped else SaveReason.EXIT
+                    compiled = report.counts()[OutcomeStatus.COMPILED]
+                    if (merge := report.merge) is not None:
+                        # What grew is saved, whatever creation feedback says.
+                        compiled += merge.primary_bytes_after > merge.primary_bytes_before + BOOKKEEPING_BYTES
+                        size = merge.primary_bytes_after or None
+                keeper.finish(cache.primary, reason, compiled, size)
                 self.file = keeper.summarize(self.file)
+                if report is not None and report.merge is not None and report.merge.unmerged:
+                    self.file = msgspec.structs.replace(
+                        self.file, error=self.file.error or report.merge.warnings[-1]
+                    )
                 self._notes += keeper.notes()
                 if report is not None:
                     self._note_contents(keeper, cache.held, report)

@@ -401,9 +401,16 @@ class OutcomeRecorder:
 
     Several threads may write at once without a lock: each writes the rows of its own batch, and no pipeline
     is in two batches.
+
+    Attributes:
+        believes_hits: Whether a cache may hold what feedback says that it does: it began with something, or
+            something was compiled.
+        disbelieved: How many pipelines count as compiled, because their cache could not hold them.
     """
 
     table: OutcomeTable
+    believes_hits = True
+    disbelieved = 0
 
     def __init__(
         self,
@@ -432,7 +439,14 @@ class OutcomeRecorder:
     def record(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> tuple[Mapping[int, str], int]:
         """Record a batch's results: gives why pipelines failed, and how many were hits."""
         whole = self._whole
-        status = np.where(batch.feedback_flags & _HIT == _HIT, _CACHE_HIT, _COMPILED).astype(np.uint8)
+        is_hit = batch.feedback_flags & _HIT == _HIT
+        if not self.believes_hits:
+            is_made = (batch.results == SUCCESS) & (batch.feedback_flags & FEEDBACK_VALID != 0)
+            self.believes_hits = bool((is_made & ~is_hit).any())
+            if not self.believes_hits:
+                self.disbelieved += int(np.count_nonzero(is_hit))
+                is_hit[:] = False
+        status = np.where(is_hit, _CACHE_HIT, _COMPILED).astype(np.uint8)
         silent = self._only_links[indices] & (batch.feedback_flags & FEEDBACK_VALID == 0)
         for place in np.flatnonzero(silent).tolist():
             libraries = list(self._libraries_of(int(indices[place])))

@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,6 +61,9 @@ from orchestrator.schedule.scheduler import Assignment, Done, Scheduler, Wait
 
 if TYPE_CHECKING:
     from orchestrator.run.identification import SpirvSupply
+
+
+_AGAIN_AT_ONCE = 16
 
 
 class Worker:
@@ -321,6 +326,9 @@ class Run:
             await trio.to_thread.run_sync(
                 caches.open, self._primary_data, self._prepared, self._parts, limiter=limiter
             )
+            # In mode BINARIES a hit is what was made from stored ones.
+            is_told = caches.mode is CacheMode.BINARIES
+            self._recorder.believes_hits = is_told or caches.primary_is_filled
             on_started()
             await self._work(limiter, beside)
             scheduler = self.exchange.scheduler
@@ -343,30 +351,62 @@ class Run:
         with first_error():
             async with trio.open_nursery() as others:
                 self._started_ns = time.perf_counter_ns()
-                async with trio.open_nursery() as nursery:
-                    for worker in self._workers:
-                        nursery.start_soon(worker.run, limiter, name=f"worker {worker.number}")
+                for each in beside:
+                    others.start_soon(each)
+                async with trio.open_nursery() as merger:
                     if self.supply is not None:
-                        others.start_soon(self.supply.serve)
+                        merger.start_soon(self.supply.serve)
                     if self._caches.rotates:
-                        others.start_soon(self._caches.serve)
-                    for each in beside:
-                        others.start_soon(each)
-                self._barrier_ns = time.perf_counter_ns()
+                        merger.start_soon(self._caches.serve)
+                    async with trio.open_nursery() as nursery:
+                        for worker in self._workers:
+                            nursery.start_soon(worker.run, limiter, name=f"worker {worker.number}")
+                    self._barrier_ns = time.perf_counter_ns()
+                    merger.cancel_scope.cancel()
+                await self._keep_compiled(limiter)
                 others.cancel_scope.cancel()
 
-    def _close(self, reported: bool) -> None:
-        """Merge, read back where there will be a report, and destroy what the run made. Blocking."""
-        try:
-            if self._workers:
-                self._caches.merge()
+    async def _keep_compiled(self, limiter: trio.CapacityLimiter) -> None:
+        """Merge, and compile into one cache what the driver did not merge."""
+        caches, table = self._caches, self.table
+        await trio.to_thread.run_sync(self._merge, limiter=limiter)
+        compiled = np.flatnonzero(self._is_compiled).astype(np.int32)
+        find_lost = partial(caches.find_lost, compiled, table.worker[compiled])
+        if not await trio.to_thread.run_sync(find_lost, limiter=limiter) or self.exchange.cancelled:
+            return
+        waiting = deque(np.array_split(compiled, -(-len(compiled) // _AGAIN_AT_ONCE)))
+
+        async def work() -> None:
+            while waiting and not self.exchange.cancelled:
+                await trio.to_thread.run_sync(caches.compile_again, waiting.popleft(), limiter=limiter)
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(caches.most_at_once):
+                nursery.start_soon(work)
+        if not waiting:
+            await trio.to_thread.run_sync(caches.end_again, limiter=limiter)
+
+    def _merge(self) -> None:
+        """Merge, once, and work out what calls cost. Blocking."""
+        if self._workers and not self._calls:
+            self._caches.merge()
             for worker in self._workers:
                 calls, durations_ns = worker.log.work_out()
                 self._recorder.attribute(calls, durations_ns)
                 self._calls.append(calls)
+
+    @property
+    def _is_compiled(self) -> npt.NDArray[np.bool_]:
+        is_compiled: npt.NDArray[np.bool_] = self.table.status == status_code(OutcomeStatus.COMPILED)
+        is_compiled &= self.table.worker >= 0
+        return is_compiled
+
+    def _close(self, reported: bool) -> None:
+        """Merge, read back where there will be a report, and destroy what the run made. Blocking."""
+        try:
+            self._merge()
             if reported:
-                table = self.table
-                compiled = (table.status == status_code(OutcomeStatus.COMPILED)) & (table.worker >= 0)
+                table, compiled = self.table, self._is_compiled
                 self._duplicates = duplicates(
                     table.keys[compiled], table.worker[compiled], table.driver_ns[compiled]
                 )
@@ -433,6 +473,8 @@ class Run:
             ),
             f"{shared} pipelines are the same work as another one and share its outcome: they were not "
             "created": shared,
+            f"creation feedback says that {self._recorder.disbelieved} pipelines came from a cache that held "
+            "none: they count as compiled": self._recorder.disbelieved,
             "the device gives no creation feedback: hits are not known and count as compiled, and driver "
             "time is the wall time of the calls": calls and not self.device.features.creation_feedback,
             "time on the run queue is not known here: blocked time includes it": not all(

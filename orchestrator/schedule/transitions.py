@@ -106,7 +106,7 @@ class Transitions:
         for library in self._libraries_of(job):
             if table.state[library] in (FAILED, UNASSIGNABLE):
                 cause = self._causes[library]
-                return _links_lost(library, cause), cause
+                return self._links_lost(library, cause), cause
         work = int(table.work[job])
         owner = self._owners.get(work, work)
         state = table.state[owner]
@@ -114,7 +114,7 @@ class Transitions:
             self._owners[work] = job
             self._release(job)
         elif state == FAILED:
-            return (reason := _same_work(owner, self._causes[owner])), reason
+            return (reason := self._same_work(owner, self._causes[owner])), reason
         else:
             self._join(job, owner)
         return None
@@ -272,7 +272,7 @@ class Transitions:
             self.settled.append(job)
             self._causes[job] = reason
             for follower in self._joined.pop(job, ()):
-                self.reject(follower, _same_work(job, reason))
+                self.reject(follower, self._same_work(job, reason))
             for lost in self._lost_with(job, reason):
                 self.reject(*lost)
 
@@ -289,7 +289,7 @@ class Transitions:
     def _lost_with(self, library: int, cause: str) -> list[tuple[int, str, str]]:
         """The dependents of a library that is not created, each with its reason and the root of that."""
         return [
-            (job, self.excluded.get(job) or _links_lost(library, cause), self.excluded.get(job) or cause)
+            (job, self.excluded.get(job) or self._links_lost(library, cause), self.excluded.get(job) or cause)
             for job in self.table.dependents.get(library, ())
         ]
 
@@ -386,10 +386,12 @@ class Transitions:
         for job, reason in reasons.items():
             self.reject(job, reason)
 
+    def _same_work(self, job: int, cause: str) -> str:
+        return f"is the same work as pipeline {self._named(job)}, which was not created: {cause}"
 
-def _same_work(number: int, cause: str) -> str:
-    return f"is the same work as pipeline {number}, which was not created: {cause}"
+    def _links_lost(self, library: int, cause: str) -> str:
+        return f"links pipeline {self._named(library)}, which was not created: {cause}"
 
-
-def _links_lost(library: int, cause: str) -> str:
-    return f"links pipeline {library}, which was not created: {cause}"
+    def _named(self, job: int) -> str:
+        keys = self.table.keys
+        return f"{int(keys[job]):016x}" if len(keys) else str(job)

@@ -12,7 +12,7 @@ import enum
 import os
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -615,7 +615,9 @@ class SaveReport:
     bytes_after: int = 0  # Size of the data in the file now; 0 where there is none.
     note: str = ""  # What a user should know, such as a driver that does not merge; empty where all is well.
     locked_out: bool = False  # Whether it was skipped because another process did not finish saving in time.
-    lost: bool = False  # Whether data that is worth keeping was not saved, and is lost with the process.
+    # Whether data that is worth keeping is lost: with the process, or where `saved_bytes` are not 0, of what
+    # was there; `note` says why.
+    lost: bool = False
     # xxh3_128 of the written data; empty where none was written.
     data_hash: bytes = attrs.field(default=b"", repr=False, eq=False)
 
@@ -678,6 +680,7 @@ def save_merged(
     ours: PipelineCache | bytes,
     policy: LoadPolicy = DEFAULT_POLICY,
     *,
+    includes: Collection[bytes] = (),
     lock_wait_s: float = LOCK_WAIT_S,
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> SaveReport:
@@ -692,6 +695,7 @@ def save_merged(
         path: The file, as from `cache_path`.
         ours: The cache to save, which stays the caller's and is not changed, or its data.
         policy: Which files the device may be given; its cap also bounds the new file.
+        includes: Hashes of data that our cache began with or was given before: it is not merged again.
         lock_wait_s: How long to wait for another writer.
         operations: The calls to use.
 
@@ -708,7 +712,10 @@ def save_merged(
 
         cache, found = _CacheLoader(device, path, create, policy, operations, has_lock=True).load()
         try:
-            return _MergedSave(device, path, ours, data, policy.cap, operations).save(cache, found)
+            has_theirs = found.data_hash in includes
+            return _MergedSave(device, path, ours, data, has_theirs, policy.cap, operations).save(
+                cache, found
+            )
         finally:
             if cache is not None:
                 device.destroy_pipeline_cache(cache)
@@ -776,6 +783,7 @@ class _MergedSave:
     path: Path
     ours: PipelineCache | bytes
     data: bytes
+    has_theirs: bool  # whether ours holds what is there
     cap: int
     operations: FileOperations
 
@@ -789,12 +797,11 @@ class _MergedSave:
             return self._write(report, self.data)
         held = self.device.pipeline_cache_size(theirs)
         report = evolve(report, bytes_before=held, bytes_after=held)
-        merged, note, skipped = self._merge(theirs, found, held)
-        report = evolve(report, note=_joined(report.note, note))
+        merged, report = self._merge(report, theirs, found)
         if found.instead_of is not None:
             return self._write(report, merged)
         if merged == found.data:
-            return self._skip(report, skipped)
+            return self._skip(report)
         leftovers = _keep_previous(self.path, self.cap, self.operations)
         return evolve(self._write(report, merged), leftovers=leftovers)
 
@@ -815,24 +822,30 @@ class _MergedSave:
                 moved.append(f"{one.path} was {one.status}, and is now {moved_to}")
         return "", "; ".join(moved)
 
-    def _merge(self, theirs: PipelineCache, found: LoadResult, held: int) -> tuple[bytes, str, str]:
-        """The data to save, what a user should know of it, and what it means if that is what is there."""
-        nothing_new = "nothing is new: what is there holds all of it"
-        if self.data == found.data:
-            return self.data, "", nothing_new
+    def _merge(
+        self, report: SaveReport, theirs: PipelineCache, found: LoadResult
+    ) -> tuple[bytes, SaveReport]:
+        """The data to save, and the report, `skipped` if that is what is there."""
+        held = report.bytes_before
+        report = evolve(report, skipped="nothing is new: what is there holds all of it")
+        if self.data == found.data or self.has_theirs:
+            return self.data, report
         merged, refusal = self._merged_by_driver(theirs)
         if len(merged) < MERGED_FRACTION * max(held, len(self.data)):
-            # Some drivers report a successful merge and merge nothing.
+            # Some drivers report a successful merge and merge nothing, or one source of several.
             sizes = f"of what was there ({held} bytes) and our cache ({len(self.data)} bytes)"
             note = f"{refusal or 'this driver does not merge'}; {sizes} the larger one is kept"
+            note = _joined(report.note, note)
+            if len(self.data) > held:
+                return self.data, evolve(report, note=note, lost=True)
             skipped = "the driver did not merge it with what is there, which is larger and stays"
-            return self.data if len(self.data) > held else found.data, note, skipped
+            return found.data, evolve(report, note=note, lost=True, skipped=skipped)
         if _is_over(merged, self.cap):
             # Otherwise no save would ever succeed again. The old file stays as the previous generation.
             size = f"merged, the file would have {PREFIX_HEADER_SIZE + len(merged)} bytes"
             note = f"{size}, more than the {self.cap} that are allowed: ours alone is saved"
-            return self.data, note, nothing_new
-        return merged, "", nothing_new
+            return self.data, evolve(report, note=_joined(report.note, note))
+        return merged, report
 
     def _merged_by_driver(self, theirs: PipelineCache) -> tuple[bytes, str]:
         """The data of a new cache into which both are merged, empty where the driver refused; and why."""
@@ -843,7 +856,8 @@ class _MergedSave:
             if isinstance(ours, bytes):
                 ours = _create(self.device, ours, "ours")
                 made.append(ours)
-            self.device.merge_pipeline_caches(made[0], [theirs, ours])
+            for each in (theirs, ours):
+                self.device.merge_pipeline_caches(made[0], [each])
             return self.device.pipeline_cache_data(made[0]).data, ""
         except DriverError as error:
             return b"", f"the driver would not merge: {error}"
@@ -851,20 +865,20 @@ class _MergedSave:
             for one in made:
                 self.device.destroy_pipeline_cache(one)
 
-    def _skip(self, report: SaveReport, skipped: str) -> SaveReport:
+    def _skip(self, report: SaveReport) -> SaveReport:
         """Write nothing, but make the name last that another process may have given just now."""
         try:
             self.operations.sync_directory(self.path.parent)
         except OSError as error:
             raise SaveError(self.path, "fsync of the directory", likely_cause(error)) from error
-        return evolve(report, skipped=skipped)
+        return report
 
     def _write(self, report: SaveReport, data: bytes) -> SaveReport:
         if (reason := not_worth_saving(self.device.identity, data, self.cap)) is not None:
             return evolve(report, skipped=reason)
         written = _write(self.path, self.device.identity, data, self.operations)
         hashed = content_hash128(data)
-        return evolve(report, saved_bytes=written, bytes_after=len(data), data_hash=hashed)
+        return evolve(report, saved_bytes=written, skipped=None, bytes_after=len(data), data_hash=hashed)
 
 
 def sweep_directory(

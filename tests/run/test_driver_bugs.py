@@ -62,16 +62,6 @@ async def test_initial_data_dropped(archive: Path, folder: Path, mode: CacheMode
     assert counts(good) == {"cache_hit": COUNT}
 
 
-async def test_merge_does_nothing_with_worker_caches(archive: Path, folder: Path) -> None:
-    report = await compiled(archive, folder, Opener(DriverBugs(merge_does_nothing=True)))
-    assert counts(report) == {"compiled": COUNT}
-    assert "use mode shared" in told(report, "the merge was a no-op")
-    # What is advised works.
-    opener = Opener(DriverBugs(merge_does_nothing=True))
-    assert counts(await compiled(archive, folder, opener, mode=CacheMode.SHARED)) == {"compiled": COUNT}
-    assert counts(await compiled(archive, folder, opener, mode=CacheMode.SHARED)) == {"cache_hit": COUNT}
-
-
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_cache_that_is_a_stub(archive: Path, folder: Path, mode: CacheMode) -> None:
     opener = Opener(DriverBugs(cache_is_stub=True))

@@ -68,9 +68,9 @@ async def test_failures_are_outcomes_with_the_name_of_the_result() -> None:
     assert {each.index: each.reason for each in report.failed} == {
         0: "module 12 is missing",
         7: "VK_ERROR_OUT_OF_HOST_MEMORY",
-        20: "links pipeline 0, which was not created: module 12 is missing",
-        21: "links pipeline 7, which was not created: VK_ERROR_OUT_OF_HOST_MEMORY",
-        22: "links pipeline 21, which was not created: VK_ERROR_OUT_OF_HOST_MEMORY",
+        20: "links pipeline 0000000000000000, which was not created: module 12 is missing",
+        21: "links pipeline 0000000000000007, which was not created: VK_ERROR_OUT_OF_HOST_MEMORY",
+        22: "links pipeline 0000000000000015, which was not created: VK_ERROR_OUT_OF_HOST_MEMORY",
         100: "VK_ERROR_UNKNOWN",
     }
     assert [each.key for each in report.failed] == [each.index for each in report.failed]
@@ -88,7 +88,10 @@ async def test_what_links_a_skipped_pipeline_is_skipped() -> None:
     check_sums(report)
     assert [each.index for each in report.skipped] == [1, 3, 4]
     assert [each.index for each in report.failed] == [2, 5]
-    assert report.skipped[2].reason == "links pipeline 3, which was not created: feature geometryShader"
+    assert (
+        report.skipped[2].reason
+        == "links pipeline 0000000000000003, which was not created: feature geometryShader"
+    )
     assert sorted(device.compile_counts) == [0, *range(6, 300)]
 
 
@@ -100,7 +103,7 @@ async def test_a_call_that_fails_as_a_whole_costs_only_the_pipeline_to_blame() -
     check_sums(report)
     assert [each.index for each in report.failed] == [3, 100, 200]
     assert "vkCreateGraphicsPipelines" in report.failed[0].reason
-    assert "links pipeline 3" in report.failed[1].reason
+    assert "links pipeline 0000000000000003" in report.failed[1].reason
     assert report.compiled == 297
     assert set(device.compile_counts.values()) == {1}
 

@@ -137,9 +137,9 @@ def test_a_failure_is_the_outcome_of_all_that_is_the_same() -> None:
     batch = requested(scheduler, 0)
     scheduler.finished(0, batch, {0: "VK_ERROR_UNKNOWN"}, compiles=1)
     assert scheduler.unassignable == {
-        1: "is the same work as pipeline 0, which was not created: VK_ERROR_UNKNOWN",
-        2: "links pipeline 1, which was not created: is the same work as pipeline 0, which was not created: "
-        "VK_ERROR_UNKNOWN",
+        1: "is the same work as pipeline 0000000000000001, which was not created: VK_ERROR_UNKNOWN",
+        2: "links pipeline 0000000000000001, which was not created: is the same work as pipeline "
+        "0000000000000001, which was not created: VK_ERROR_UNKNOWN",
     }
     assert drain(scheduler) == [3]
 

@@ -28,6 +28,7 @@ from orchestrator.stores.cache_file import (
     read_cache_file,
     save_cache_file,
     save_merged,
+    stored_data_hash,
 )
 from orchestrator.stores.files.atomic_file import FileOperations, SaveError
 from orchestrator.stores.files.fault_injection import FaultyFileOperations
@@ -249,6 +250,7 @@ def test_a_driver_that_does_not_merge_costs_no_more_than_the_smaller_one(
     assert sizes in report.note
     assert loaded_keys(path)[0] == kept
     assert (report.saved_bytes == 0) == (there == UNION)
+    assert report.lost
     assert device.live_caches == 0
 
 
@@ -264,18 +266,21 @@ class OneSource(SimulatedDevice):
 
 
 @pytest.mark.parametrize("merged", [0, -1])
-@pytest.mark.parametrize(("there", "kept"), [(OLDER, OURS), (UNION, UNION)])
-def test_a_driver_that_merges_one_source_only_costs_no_more_than_the_smaller_one(
-    path: Path, merged: int, there: Keys, kept: Keys
-) -> None:
-    put(path, file_of(there))
+def test_a_driver_that_merges_one_source_only_costs_nothing(path: Path, merged: int) -> None:
+    put(path, file_of(OLDER))
     device = OneSource(merged)
     report = save_merged(device, path, cache_with(device, OURS))
-    assert loaded_keys(path)[0] == kept
-    # Where it merged the larger one, nothing can be seen to be missing.
-    lost = (there == UNION) == (merged == -1)
-    assert ("does not merge" in report.note) == lost
-    assert device.live_caches == 1
+    assert loaded_keys(path)[0] == OLDER | OURS
+    assert (report.note, report.lost, device.live_caches) == ("", False, 1)
+
+
+def test_what_ours_began_with_needs_no_merge(path: Path) -> None:
+    put(path, file_of(OLDER))
+    device = with_bugs(DriverBugs(merge_does_nothing=True))
+    before = stored_data_hash(path)
+    assert before is not None
+    report = save_merged(device, path, cache_with(device, UNION), includes={before})
+    assert (loaded_keys(path)[0], report.note, report.lost) == (UNION, "", False)
 
 
 def test_a_driver_that_drops_what_it_is_given_keeps_ours(path: Path) -> None:

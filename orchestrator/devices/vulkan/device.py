@@ -54,8 +54,9 @@ SHARES_LIVING_STAGES: Final = frozenset({4})
 _ALONE_S: Final = 5.0
 _EXTERNALLY_SYNCHRONIZED: Final = 0x1
 _INTERNALLY_SYNCHRONIZED_MERGE: Final = 0x8
-# A cache that other workers fill grows between the size query and the read; each round queries again.
-_READ_ROUNDS: Final = 8
+# A cache that other workers fill grows between the size query and the read; each round queries again, and
+# has twice the room, because a driver may say success and no size: the last one has 1 GiB.
+_READ_ROUNDS: Final = 16
 _GROWTH_ROOM: Final = 64 * 1024
 _RAY_TRACING: Final = KINDS.index(PipelineKind.RAY_TRACING)
 
