@@ -5,22 +5,23 @@
     binaries           warm, one pass, against the chosen mode and workers: A binaries A'
     batches            warm, with the chosen mode and workers: 1024 1 64 256 1024'
 
-Guarantees: every answer comes with its figures (findings.py). A failed sample excludes its contender, with a
-note. To meet a time limit the least informative contenders are left out; binaries and batches take precedence
-over rounds beyond LEAST_PAIRS.
+Guarantees: every answer comes with its figures (findings.py). A contender is sampled until it is decided. A
+failed sample excludes its contender, with a note. With a time limit, the most informative contenders get
+their pairs first, no sample begins that is expected to end too late, and one that lasts longer is ended.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from attrs import asdict, define, evolve, field, frozen
+from attrs import define, evolve, field, frozen
 
+from orchestrator.bench.contention import clock_words
 from orchestrator.bench.findings import (
     ProbeResult,
     choose,
@@ -30,6 +31,7 @@ from orchestrator.bench.findings import (
     weigh_binaries,
 )
 from orchestrator.bench.jobs import (
+    JOB_TIMEOUT_S,
     Answer,
     BenchError,
     Filled,
@@ -38,6 +40,7 @@ from orchestrator.bench.jobs import (
     Probed,
     ProbeJob,
     ProbeStep,
+    Refused,
     SampleJob,
     cannot,
     other_than,
@@ -45,20 +48,20 @@ from orchestrator.bench.jobs import (
     run_in_process,
 )
 from orchestrator.bench.matrix import in_turn
-from orchestrator.bench.rows import Sample, Start, device_text
-from orchestrator.bench.sample_table import Contender, SampleTable, fallen_behind, seconds_of, use_of
-from orchestrator.bench.statistics import CLEAR_AFTER_ONE, LEAST_PAIRS
+from orchestrator.bench.rows import Sample, Start, busy_share, device_text
+from orchestrator.bench.sample_table import Contender, SampleTable, seconds_of, undecided, use_of
+from orchestrator.bench.statistics import BUSY_SHARE, LEAST_CLEAR_PAIRS, LEAST_PAIRS, MORE_ROUNDS
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.modes import CacheMode
 from orchestrator.run.options import BATCH_LIMIT, available_workers
-from orchestrator.stores.profile_file import CalibrationProfile, Choice, Dropped, Finding
+from orchestrator.stores.profile_file import CalibrationProfile, Choice, Finding
 
 BATCHES = (1, 64, 256, BATCH_LIMIT)
 _WARM_SECONDS = 0.5  # short, because times vary between processes and not between passes
 _FILL_PASSES = 8
 _PROBES = 5
-_FAR = 1.5 * CLEAR_AFTER_ONE
-"""A contender that takes so many times as long is expected to fall behind after one pair."""
+_FAR = 3.0
+"""A contender that is expected to take so many times as long as its baseline is soon decided."""
 
 _Arm = tuple[Contender, bool]
 
@@ -68,9 +71,9 @@ class CalibrationProgress:
     """The progress of a calibration."""
 
     done: int  # Number of processes that have ended.
-    total: int  # Expected number of processes.
+    total: int  # The most processes that there may be; it only falls.
     now: str  # The current measurement, in words.
-    left_s: float | None = None  # Upper bound of the time to go, s; None while it is unknown.
+    left_s: float | None = None  # Time left until the limit, s; None without a limit.
 
 
 @frozen
@@ -98,9 +101,9 @@ def calibrate(
     Args:
         set_paths: The archives, or one manifest.
         device: The selector.
-        rounds: Samples of each contender.
+        rounds: Samples of each contender; fewer once it is decided, three times as many while it is not.
         workers: Largest number of workers to try; None for one per processor.
-        time_limit_s: Start no sample after this time.
+        time_limit_s: Take no sample after this time.
         profiles: The directory of key profiles and quarantines, as for `compile`; None for none.
         on_progress: Called before each process.
         run_job: Does one job; by default in its own process.
@@ -135,30 +138,30 @@ class _Calibration:
     on_progress: Callable[[CalibrationProgress], None]
     run_job: Callable[[Job], Answer]
     done: int = 0
-    to_go: int = 0
+    total: int = 0
     probe_s: float = 0.0
-    passes: int = 1
+    passes: dict[CacheMode, int] = field(factory=dict)
     stopped: str = ""
     took: dict[Contender, list[float]] = field(factory=dict)
     rows: list[Sample] = field(factory=list)
     binary_rows: list[Sample] = field(factory=list)
     batch_rows: list[Sample] = field(factory=list)
-    left_out: set[Contender] = field(factory=set)
-    squeezed: list[Contender] = field(factory=list)
-    dropped: list[Dropped] = field(factory=list)
+    failed: set[Contender] = field(factory=set)
+    late: dict[Contender, None] = field(factory=dict)
     notes: list[str] = field(factory=list)
     filled: Filled = field(init=False)
 
     def run(self) -> Calibrated:
-        self.to_go = _PROBES + sum(self.rounds * (len(self._contenders(start)) + 1) for start in Start)
+        self.total = (
+            _PROBES + self._most * (2 * len(self._contenders(Start.WARM)) + 2) + self._later(binaries=True)
+        )
         filled = self._fill("compiling with one shared cache", "shared", CacheMode.SHARED)
         if not isinstance(filled, Filled):
             cannot(f"{device_text(self.device)} cannot be calibrated", filled)
         self.filled, self.passes = filled, filled.passes(_WARM_SECONDS, _WARM_SECONDS)
         probed = self._probe()
         starts = list(Start) if probed.cache_keeps else [Start.COLD]
-        warm_too = Start.WARM in starts
-        later = (len(BATCHES) + 1 + 3 * filled.binaries) * warm_too
+        later = self._later(binaries=filled.binaries) * (Start.WARM in starts)
         samples = self._race([self._contenders(each) for each in starts], self.rows, later=later)
         findings = [*probe_findings(probed)]
         for start in starts:
@@ -167,7 +170,7 @@ class _Calibration:
             choose(samples, start, self._worker_counts, merge_works=probed.merge_works) for start in Start
         )
         binaries = batch = None
-        if warm_too:
+        if later:
             if filled.binaries and cold is not None and warm is not None:
                 binaries, weighed = self._weigh_binaries(samples, cold, warm)
                 findings += weighed
@@ -177,6 +180,10 @@ class _Calibration:
         profile = self._profile(probed, findings=tuple(findings), **conclusions)
         return Calibrated(filled.identity, profile, self.stopped)
 
+    def _later(self, *, binaries: bool) -> int:
+        """The most samples after those of the topologies."""
+        return self._most * (len(BATCHES) + 1 + 3 * binaries) + binaries
+
     def _weigh_binaries(
         self, samples: SampleTable, cold: Choice, warm: Choice
     ) -> tuple[Choice | None, tuple[Finding, ...]]:
@@ -184,22 +191,26 @@ class _Calibration:
         binaries = evolve(cached, mode=CacheMode.BINARIES)
         uses = SampleTable([], use_of)
         if self._has_time_for("warm binaries", 3):
-            self.to_go += 1
-            self._take((binaries, False), -1, self.binary_rows, None)  # fills the store
-            uses = self._race([[cached, binaries]], self.binary_rows, use_of, later=len(BATCHES) + 1)
+            self._take((binaries, False), -1, self.binary_rows)  # fills the store
+            later = self._later(binaries=False)
+            uses = self._race([[cached, binaries]], self.binary_rows, use_of, later=later)
         return weigh_binaries(samples, uses, cold, cached, self.most)
 
     def _choose_batch(self, warm: Choice | None) -> tuple[int | None, Finding]:
         mode, workers = (warm.mode, warm.workers) if warm is not None else (CacheMode.SHARED, self.most)
         usual, found = Contender(Start.WARM, CacheMode(mode), workers), SampleTable([])
         group = [usual, *(evolve(usual, batch=each) for each in BATCHES if each != usual.batch)]
-        if usual not in self.left_out and self._has_time_for("batches", len(group) + 1):
+        if usual not in self.failed and self._has_time_for("batches", len(group) + 1):
             found = self._race([group], self.batch_rows)
         return choose_batch(found, usual, BATCHES)
 
     @property
     def _pairs(self) -> int:
         return min(self.rounds, LEAST_PAIRS)
+
+    @property
+    def _most(self) -> int:
+        return self.rounds * (MORE_ROUNDS if self.rounds >= LEAST_PAIRS else 1)
 
     @property
     def _worker_counts(self) -> tuple[int, ...]:
@@ -216,7 +227,7 @@ class _Calibration:
         return made + [Contender(start, mode, count) for count in self._worker_counts[:-1] for mode in modes]
 
     def _rank(self, contender: Contender) -> int:
-        """How soon a contender is left out if time is short: the larger, the sooner."""
+        """How late a contender gets its pairs if time is short: the larger, the later."""
         if contender.workers == self.most:
             ranks = {CacheMode.TWO_LEVEL: 2, CacheMode.PER_WORKER_INTERNAL: 4, CacheMode.BINARIES: 6}
             return ranks.get(contender.mode, 0)
@@ -226,11 +237,11 @@ class _Calibration:
 
     # --- processes
 
-    def _do(self, what: str, job: Job, left_s: float | None = None) -> Answer:
-        self.on_progress(CalibrationProgress(self.done, self.done + self.to_go, what, left_s))
+    def _do(self, what: str, job: Job) -> Answer:
+        left_s = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+        self.on_progress(CalibrationProgress(self.done, self.total, what, left_s))
         answer = self.run_job(job)
         self.done += 1
-        self.to_go -= 1
         return answer
 
     def _fill(self, what: str, directory: str, mode: CacheMode) -> Answer:
@@ -271,66 +282,53 @@ class _Calibration:
 
     # --- time
 
-    def _expected_s(self, contenders: Iterable[Contender]) -> float:
-        """The time of a sample of each: as its own ones took, or else as filling a cache took."""
-        begun = [
-            max(0.0, seconds - self._run_s(each)) for each, times in self.took.items() for seconds in times
-        ]
-        start_s = median(begun) if begun else self.probe_s
-        return sum(
-            median(self.took[each]) if each in self.took else start_s + self._run_s(each)
-            for each in contenders
-        )
-
-    def _run_s(self, contender: Contender) -> float:
-        filled = self.filled
+    def _expected_s(self, contender: Contender) -> float:
+        """The time of a sample: as its own ones took, or else as filling a cache took."""
+        if contender in self.took:
+            return median(self.took[contender])
+        filled, hits = self.filled, self.filled.hit_s
         if contender.start == Start.COLD:
-            return max(filled.cold_wall_ns, filled.cold_driver_ns / contender.workers) / 1e9
-        rate = filled.warm_rate if contender.workers == 1 else filled.warm_rate_most
-        return self.passes * filled.pipelines / rate if rate else 0.0
+            run_s = max(filled.cold_wall_ns, filled.cold_driver_ns / contender.workers) / 1e9
+        else:
+            like = CacheMode.SHARED if contender.mode is CacheMode.SHARED else CacheMode.PER_WORKER
+            run_s = self._passes(contender) * hits[like][contender.workers > 1] if like in hits else 0.0
+        return self.probe_s + run_s
 
-    def _warm_s(self, samples: int) -> float:
-        return samples * self._expected_s([Contender(Start.WARM, CacheMode.SHARED, self.most)])
+    def _passes(self, contender: Contender) -> int:
+        return self.passes[contender.mode] if contender.start == Start.WARM else 1
 
     def _fits(self, seconds: float) -> bool:
         return self.deadline is None or time.monotonic() + seconds <= self.deadline
 
     def _has_time_for(self, what: str, arms: int) -> bool:
-        if self._fits(self._warm_s(arms * self._pairs)):
+        if self._fits(
+            arms * self._pairs * self._expected_s(Contender(Start.WARM, CacheMode.SHARED, self.most))
+        ):
             return True
         self.notes.append(f"{what}: left out, because {self._pairs} pairs do not fit the time limit")
         return False
 
-    def _squeeze(self, groups: Sequence[Sequence[Contender]], number: int) -> None:
-        """Leave out what tells least, so that the others get their pairs in time; from round 1 on a start."""
-        chosen, rest = list[Contender](), list[Contender]()
-        baselines = {group[0] for group in groups}
-
-        def needed_s(contender: Contender) -> float:
-            samples = self._pairs * (2 if contender in baselines else 1)
-            far = (
-                contender.start == Start.COLD
-                and self._run_s(contender) > _FAR * self.filled.cold_wall_ns / 1e9
-            )
-            taken = len(self.took.get(contender, ()))
-            return max(0, (1 if far else samples) - taken) * self._expected_s([contender])
-
-        def fits(more: Sequence[Contender]) -> bool:
-            return self._fits(sum(map(needed_s, (*chosen, *more))))
-
+    def _affordable(
+        self, groups: Sequence[Sequence[Contender]], open_ones: Collection[Contender], table: SampleTable
+    ) -> set[Contender]:
+        """Of what is undecided, that which can still get the pairs of a verdict in time."""
+        units = list[tuple[int, list[Contender]]]()
         for group in groups:
-            there = [each for each in group if each not in self.left_out]
-            core = [each for each in there if not self._rank(each)]
-            if number == 0 or fits(core):
-                chosen += core
-                rest += [each for each in there if self._rank(each)]
-        for each in sorted(rest, key=self._rank):
-            if fits([each]):
-                chosen.append(each)
-        if chosen:
-            out = [each for group in groups for each in group if each not in {*chosen, *self.left_out}]
-            self.squeezed += out
-            self.left_out.update(out)
+            units.append((0, [each for each in group if not self._rank(each)]))
+            units += [(self._rank(each), [each]) for each in group if self._rank(each)]
+        chosen, reserved_s = set[Contender](), 0.0
+        baselines = {group[0].start: group[0] for group in groups}
+        for _, unit in sorted(units, key=lambda each: each[0]):
+            needed_s = 0.0
+            for each in unit:
+                baseline, expected_s = baselines[each.start], self._expected_s(each)
+                pairs = LEAST_CLEAR_PAIRS if expected_s > _FAR * self._expected_s(baseline) else self._pairs
+                missing = max(0, pairs - len(table.of(each))) * (each in open_ones)
+                needed_s += missing * expected_s * (2 if each == baseline else 1)
+            if self._fits(reserved_s + needed_s):
+                reserved_s += needed_s
+                chosen.update(each for each in unit if each in open_ones)
+        return chosen
 
     # --- samples
 
@@ -342,61 +340,69 @@ class _Calibration:
         *,
         later: int = 0,
     ) -> SampleTable:
-        """Take all rounds of contenders, each group with its baseline first, as far as time allows.
+        """Sample contenders until all are decided, each group with its baseline first, as time allows.
 
-        `later` warm samples a round will follow.
+        At most `later` warm samples will follow.
         """
-        begun = 0
-        for number in range(self.rounds):
-            limited = self.deadline is not None and rows is self.rows
-            if limited and number == 1:
-                self._squeeze(groups, number)
-            arms = self._arms(groups, number, SampleTable(rows, figure))
-            if number == 0:
-                arms.sort(key=lambda arm: self._rank(arm[0]))
-            round_s = self._expected_s(each for each, _ in arms)
-            if (
-                number >= LEAST_PAIRS
-                and later
-                and not self._fits(round_s + self._warm_s(later * LEAST_PAIRS))
-            ):
-                self.notes.append(f"{number} of {self.rounds} rounds: the rest of the time was reserved")
+        for number in range(self._most):
+            table = SampleTable(rows, figure)
+            wanted = self._undecided(groups, table)
+            arms_a_round = len(wanted) + len({each.start for each in wanted})
+            self.total = min(self.total, self.done + (self._most - number) * arms_a_round + later)
+            arms = self._arms(groups, number, self._affordable(groups, wanted, table))
+            if not arms or not self._take_round(groups, arms, number, rows, figure, later):
                 break
-            begun, rest = number + 1, self.rounds - number - 1
-            rest_s = rest * round_s + self._warm_s(later * self.rounds)
-            for place, arm in enumerate(arms):
-                if limited and number == 0 and self._rank(arm[0]) > 0 == self._rank(arms[place - 1][0]):
-                    self._squeeze(groups, number)  # the times of samples are known now
-                self.to_go = len(arms) - place + rest * len(arms) + later * self.rounds
-                if self.deadline is not None and time.monotonic() > self.deadline:
-                    missing = f"{self.to_go} of {self.done + self.to_go} samples are missing"
-                    self.stopped = self.stopped or f"the time limit: {missing}"
-                elif arm[0] not in self.left_out:  # as after a failure
-                    self._take(arm, number, rows, rest_s + self._expected_s(each for each, _ in arms[place:]))
-            if self.stopped:
-                break
-        table, out = SampleTable(rows, figure), dict[Contender, str]()
-        for each, words in (item for group in groups for item in fallen_behind(table, group).items()):
-            samples = len(table.of(each))
-            if samples < begun and each not in self.left_out:
-                out[each] = "fell behind"
-                self.dropped.append(Dropped(**asdict(each), samples=samples, rounds=begun, words=words))
-        return SampleTable(rows, figure, out | dict.fromkeys(self.squeezed, "did not fit the time limit"))
+        table = SampleTable(rows, figure)
+        self.total = min(self.total, self.done + later)
+        contenders = self._undecided(groups, table).difference(group[0] for group in groups)
+        late = [each for each in contenders if len(table.of(each)) < self._most]
+        if late:
+            self.stopped = self.stopped or "the time limit"
+        self.late |= dict.fromkeys(sorted(late, key=self._rank))
+        return SampleTable(rows, figure, dict.fromkeys(self.late, "did not fit the time limit"))
 
-    def _arms(self, groups: Sequence[Sequence[Contender]], number: int, table: SampleTable) -> list[_Arm]:
+    def _undecided(self, groups: Sequence[Sequence[Contender]], table: SampleTable) -> set[Contender]:
+        there = (group for group in groups if group[0] not in self.failed)
+        return {each for group in there for each in undecided(table, group) - self.failed}
+
+    def _take_round(
+        self,
+        groups: Sequence[Sequence[Contender]],
+        arms: Sequence[_Arm],
+        number: int,
+        rows: list[Sample],
+        figure: Callable[[Sample], float],
+        later: int,
+    ) -> bool:
+        """Take a round as far as time allows; returns whether there was time for any of it."""
+        warm_s = self._expected_s(Contender(Start.WARM, CacheMode.SHARED, self.most))
+        round_s = sum(self._expected_s(each) for each, _ in arms)
+        # What comes later goes before more rounds than a verdict needs.
+        if number >= LEAST_PAIRS and not self._fits(round_s + later // self._most * self._pairs * warm_s):
+            return False
+        taken = self.done
+        for contender, control in arms:
+            if number == 0 and self._rank(contender):  # times of samples are known now
+                table = SampleTable(rows, figure)
+                if contender not in self._affordable(groups, {each for each, _ in arms}, table):
+                    continue
+            if contender not in self.failed and self._fits(self._expected_s(contender)):
+                self._take((contender, control), number, rows)
+        return self.done > taken
+
+    def _arms(self, groups: Sequence[Sequence[Contender]], number: int, chosen: set[Contender]) -> list[_Arm]:
         """The arms of a round, the first one in the order of their rank."""
         arms = list[_Arm]()
         for group in groups:
-            out = self.left_out | fallen_behind(table, group).keys()
             whole = [*((each, False) for each in group), (group[0], True)]
-            taken = [arm for arm in in_turn(whole, number) if arm[0] not in out]
-            if {each for each, _ in taken} != {group[0]}:  # else nothing is left to compare it with
-                arms += taken
-        return arms
+            if group[0] in chosen and len(chosen.intersection(group)) > 1:  # else nothing can be compared
+                arms += [arm for arm in in_turn(whole, number) if arm[0] in chosen]
+        return sorted(arms, key=lambda arm: self._rank(arm[0])) if number == 0 else arms
 
-    def _take(self, arm: _Arm, number: int, rows: list[Sample], left_s: float | None) -> None:
+    def _take(self, arm: _Arm, number: int, rows: list[Sample]) -> None:
         contender, control = arm
         warm, binaries = contender.start == Start.WARM, contender.mode is CacheMode.BINARIES
+        left_s = JOB_TIMEOUT_S if self.deadline is None else max(1.0, self.deadline - time.monotonic())
         job = SampleJob(
             **self._set(("binaries" if binaries else "shared") if warm else ""),
             start=contender.start,
@@ -406,22 +412,25 @@ class _Calibration:
             control=control,
             round=number,
             batch=contender.batch,
-            passes=self.passes if warm and rows is not self.binary_rows else 1,
+            passes=self._passes(contender) if rows is not self.binary_rows else 1,
+            limit_s=min(JOB_TIMEOUT_S, left_s),
         )
-        words = f"round {number + 1} of {self.rounds}: {contender.words}" + (" (control)" if control else "")
-        answer = self._do(words, job, left_s)
-        if not isinstance(answer, Sample):
-            self.left_out.add(contender)
+        words = f"round {number + 1}: {contender.words}" + (" (control)" if control else "")
+        answer = self._do(words, job)
+        if isinstance(answer, Refused) and answer.kind == "timeout" and job.limit_s < JOB_TIMEOUT_S:
+            self.took.setdefault(contender, []).append(job.limit_s)  # the time limit ended it
+        elif not isinstance(answer, Sample):
+            self.failed.add(contender)
             self.notes.append(f"{contender.words}: left out, because a sample failed: {reason_of(answer)}")
-            return
-        if what := other_than(answer, self.filled):
+        elif what := other_than(answer, self.filled):
             raise BenchError(
                 f"{device_text(self.device)} cannot be calibrated: what is measured changed: a sample is of "
                 f"{what}",
                 "begin again, and leave set, driver and machine as they are meanwhile",
             )
-        rows.append(answer)
-        self.took.setdefault(contender, []).append(answer.process_s)
+        else:
+            rows.append(answer)
+            self.took.setdefault(contender, []).append(answer.process_s)
 
     def _profile(self, probed: ProbeResult, **conclusions: object) -> CalibrationProfile:
         filled, samples = self.filled, SampleTable(self.rows)
@@ -429,17 +438,15 @@ class _Calibration:
         machine, cores = filled.environment, available_workers()
         load = max((each.environment.load_average for each in rows), default=0.0)
         notes = list(self.notes)
-        if load > cores + 1:
+        if rows and (busy := busy_share(rows)) > BUSY_SHARE:
             notes.append(
-                f"the machine was busy: a load of up to {load:.1f} on {cores} processors; differences may be "
-                "noise, and noise may hide differences"
+                f"threads waited for a processor for {busy:.0%} of the time (a load of up to {load:.1f} on "
+                f"{cores} processors), so times decide little: repeat it on a quiet machine"
             )
+        notes += clock_words(rows)
         notes += sorted({note for each in rows for note in each.notes if note not in notes})
-        if self.squeezed:
-            words = "; ".join(each.words for each in self.squeezed)
-            notes.append(f"left out, so that the others get {self._pairs} pairs in time: {words}")
-        if self.stopped:
-            notes.append(f"ended early by {self.stopped}")
+        if self.late:
+            notes.append(f"not decided within the time limit: {'; '.join(each.words for each in self.late)}")
         return CalibrationProfile.of(
             filled.identity,
             cores=cores,
@@ -460,7 +467,6 @@ class _Calibration:
             merge_works=probed.merge_works,
             cache_keeps=probed.cache_keeps,
             read_back_grows=probed.read_back_grows,
-            dropped=tuple(self.dropped),
             notes=tuple(notes),
             **conclusions,
         )

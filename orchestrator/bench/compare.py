@@ -2,8 +2,8 @@
 
 Cells match by start, duplicates, workers and mode, and by device unless each file has just one. Samples of
 two files are not pairs: the interval is that of a ratio of medians, wide enough for all cells together, and
-the noise is the larger one of both A/A controls. Time decides where both runs waited for a processor equally
-long; where it doesn't, CPU time per pipeline does. An A/A control covers one run, so drift is not seen.
+the noise is the larger one of both A/A controls. Time decides where neither run waited for a processor; where
+it doesn't, CPU time per pipeline does. An A/A control covers one run, so drift is not seen.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from orchestrator.bench.rows import (
     Row,
     Sample,
     Start,
+    busy_share,
     cells_of,
     control_of,
     counted,
@@ -30,6 +31,7 @@ from orchestrator.bench.rows import (
     failed_arms,
 )
 from orchestrator.bench.statistics import (
+    BUSY_SHARE,
     CONFIDENCE,
     Difference,
     Estimate,
@@ -37,9 +39,6 @@ from orchestrator.bench.statistics import (
     ratio_by_round,
     unpaired_ratio,
 )
-
-_EQUALLY_BUSY: Final = 0.1
-"""Times of two runs compare if their shares of time without a processor differ by no more."""
 
 
 @frozen
@@ -50,7 +49,7 @@ class CellChange:
     after: Cell
     seconds_before: float  # Median time of one pass over the set, keys and merge included, in the first file.
     seconds_after: float
-    # Time in the second file over time in the first; no verdict unless both were equally busy.
+    # Time in the second file over time in the first; no verdict where one waited for processors.
     time: Difference
     cpu: Difference  # The same for CPU time per pipeline.
     memory: Difference  # The same for peak memory; no verdict if the numbers of passes differ.
@@ -230,13 +229,14 @@ def _change(
 ) -> CellChange:
     first, second = samples
 
-    def difference(value: Callable[[Sample], float], *, comparable: bool = True) -> Difference:
+    def difference(
+        value: Callable[[Sample], float], *, comparable: bool = True, busy: float = 0.0
+    ) -> Difference:
         above, below = ([max(value(each), 1e-9) for each in side] for side in (second, first))
         noise = [ratio_by_round(control, baseline, value) for baseline, control in controls]
         ratio = unpaired_ratio(above, below, confidence)
-        return Difference(ratio, _larger(*noise) if comparable else None)
+        return Difference(ratio, _larger(*noise) if comparable else None, busy)
 
-    busy = [median(each.run_delay_share for each in side) for side in samples]
     passes = {each.passes for each in (*first, *second)}
     seconds = [median(each.once_s for each in side) for side in samples]
     return CellChange(
@@ -244,7 +244,7 @@ def _change(
         after=cells[1],
         seconds_before=seconds[0],
         seconds_after=seconds[1],
-        time=difference(lambda each: each.once_s, comparable=abs(busy[1] - busy[0]) <= _EQUALLY_BUSY),
+        time=difference(lambda each: each.once_s, busy=max(map(busy_share, samples))),
         cpu=difference(lambda each: each.cpu_per_pipeline_ns),
         memory=difference(lambda each: each.peak_memory_bytes, comparable=len(passes) == 1),
         refused_added=max(each.refused for each in second) - max(each.refused for each in first),
@@ -281,8 +281,8 @@ def _differences(first: Sequence[Sample], second: Sequence[Sample]) -> list[str]
         before, after = (sorted({_text(attrgetter(name)(each)) for each in of}) for of in (first, second))
         if before != after:
             found.append(f"{words}: {', '.join(before)} -> {', '.join(after)}")
-    delays = [median(each.run_delay_share for each in of) for of in (first, second)]
-    if abs(delays[1] - delays[0]) > _EQUALLY_BUSY:
+    delays = [busy_share(of) for of in (first, second)]
+    if max(delays) > BUSY_SHARE:
         found.append(f"time without a processor: {delays[0]:.0%} -> {delays[1]:.0%}")
     return found
 

@@ -8,14 +8,18 @@ Sums over all workers and calls of a run, and ratios between modes:
     topology     per-worker / shared, the merge included
     locking      per-worker-internal / per-worker: cost of an uncontended lock
 
-Guarantees: pure. Ratios compare samples of the same round, by the rule of statistics.py.
+Guarantees: pure. Ratios compare samples of the same round, by the rule of statistics.py. Verdicts and advice
+are about the largest number of workers that has processors, if any has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+from statistics import median
 from typing import Final
 
+import numpy as np
 from attrs import field, frozen
 from msgspec import structs
 
@@ -23,9 +27,11 @@ from orchestrator.bench.rows import (
     Cell,
     Conditions,
     FailedSample,
+    Latencies,
     Row,
     Sample,
     Start,
+    busy_share,
     cells_of,
     control_of,
     counted,
@@ -34,10 +40,12 @@ from orchestrator.bench.rows import (
     failed_arms,
 )
 from orchestrator.bench.statistics import (
+    BUSY_SHARE,
     LEAST_PAIRS,
     Difference,
     Estimate,
     Judgement,
+    Numbers,
     estimate,
     noise_factor,
     ratio_by_round,
@@ -46,10 +54,11 @@ from orchestrator.devices.modes import CacheMode
 
 NOISY_SHARE = 0.1
 """A report warns if the A/A control shows more noise than this."""
-ASLEEP_SHARE = 0.1
-"""A report says whose lock it may be if threads slept for more than this share of the calls' time."""
-BUSY_SHARE = 0.1
-"""A report warns if threads waited for a processor for more than this share of the calls' time."""
+ASLEEP_SHARE, INFLATED = 0.1, 1.25
+"""A report says whose lock it may be if threads slept for more than this share of the calls' time, or if CPU
+time per pipeline is more than this factor of that with one worker."""
+CLOCK_CHANGED = 1.2
+"""A report says so if CPU time per pipeline changes in mid-run by more than this factor."""
 
 FIGURES: Final = (
     *("throughput", "creation_rate", "seconds", "blocked_share", "asleep_share"),
@@ -131,16 +140,33 @@ def contention_report(rows: Iterable[Row]) -> ContentionReport:
         raise ValueError("there are no samples to report on")
     cells = cells_of(samples)
     reports = tuple(_cell_report(cell, cells) for cell in sorted(cells))
-    conditions = sorted({cell.conditions for cell in cells})
-    comparisons = tuple(_comparison(each, cells, samples) for each in conditions)
+    comparisons = comparisons_of(samples)
+    judged = _judged(comparisons, {each.device: each.environment.cores for each in samples})
     return ContentionReport(
         reports,
         comparisons,
-        tuple(_verdicts(comparisons)),
-        tuple(_advice(comparisons)),
+        tuple(_verdicts(judged)),
+        tuple(_advice(judged)),
         tuple(_warnings(reports, comparisons)),
         failed_arms(rows),
     )
+
+
+def comparisons_of(samples: Sequence[Sample]) -> tuple[Comparison, ...]:
+    """All modes against their baselines, sorted by conditions. The samples are without warm-ups."""
+    cells = cells_of(samples)
+    conditions = sorted({cell.conditions for cell in cells})
+    return tuple(_comparison(each, cells, samples) for each in conditions)
+
+
+def _judged(comparisons: Sequence[Comparison], cores: Mapping[str, int]) -> list[Comparison]:
+    """Those of each device, start and share of duplicates with the most workers that have processors."""
+    chosen: dict[tuple[str, Start, float], Comparison] = {}
+    for each in comparisons:  # by workers, ascending
+        key = each.conditions
+        if key.section not in chosen or key.workers <= cores[key.device]:
+            chosen[key.section] = each
+    return list(chosen.values())
 
 
 def _cell_report(cell: Cell, cells: Mapping[Cell, Sequence[Sample]]) -> CellReport:
@@ -177,7 +203,8 @@ def _comparison(
             ratio = ratio_by_round(pairs, modes.get(below, {}), value) if mode != below else None
             if ratio is not None:
                 beside = {pair: each for pair, each in first.items() if pair in pairs}
-                found[mode] = Difference(ratio, ratio_by_round(control, beside, value))
+                busy = max(map(busy_share, (pairs.values(), modes[below].values())))
+                found[mode] = Difference(ratio, ratio_by_round(control, beside, value), busy)
         return found
 
     internal = against(CacheMode.PER_WORKER, lambda each: each.creation_rate)
@@ -207,7 +234,7 @@ def cell_texts(cell: CellReport, comparison: Comparison) -> dict[str, str]:
         "no CPU": f"{figures['run_delay_share'].median:.1%}",
         "efficiency": "" if cell.efficiency is None else f"{cell.efficiency.median:.0%}",
         "CPU": "" if cell.inflation is None else f"{cell.inflation.median:.2f}×",
-        "merge": f"{cell.median(lambda each: each.merge_ns / 1e6):.2f} ms",
+        "merge": f"{cell.median(lambda each: each.merge_cost_ns / 1e6):.2f} ms",
         "memory": f"{cell.median(lambda each: each.peak_memory_bytes) / 2**20:,.0f} MiB",
     }
 
@@ -241,6 +268,8 @@ def verdict_text(found: Difference | None) -> str:
         return "not measured with both topologies side by side"
     if found.control is None:
         return "no verdict without an A/A control"
+    if found.busy > BUSY_SHARE and found.judgement is Judgement.UNDECIDED:
+        return f"no verdict, since threads waited for a processor for {found.busy:.0%} of the time"
     ratio = found.ratio
     inverse = Estimate(1 / ratio.median, 1 / ratio.high, 1 / ratio.low, ratio.count)
     return {
@@ -257,7 +286,7 @@ def _warm_first(comparisons: Iterable[Comparison]) -> list[Comparison]:
 
 
 def _verdicts(comparisons: Sequence[Comparison]) -> list[str]:
-    """One sentence for each device and share of duplicates, about the largest number of workers.
+    """One sentence for each device and share of duplicates.
 
     Example: on radv:navi21, warm, 16 workers: private caches 2.2× [2.1, 2.3] faster; cold: equal within 5%.
     """
@@ -266,17 +295,16 @@ def _verdicts(comparisons: Sequence[Comparison]) -> list[str]:
         places.setdefault((each.conditions.device, each.conditions.duplicates), []).append(each)
     sentences = []
     for (device, _), found in sorted(places.items()):
-        workers = max(each.conditions.workers for each in found)
-        parts = list[str]()
+        parts, workers = list[str](), 0
         for each in _warm_first(found):
-            if each.conditions.workers != workers:
-                continue
             words = verdict_text(each.topology)
             alone = each.creation_rate.get(CacheMode.PER_WORKER) if each.topology else None
             if alone is not None and (alone.higher or alone.lower) and verdict_text(alone) != words:
                 words += f" (before the merge: {verdict_text(alone)})"
-            count = "" if parts else f", {counted(workers, 'worker')}"
-            parts.append(f"{each.conditions.start}{count}: {words}")
+            same, workers = each.conditions.workers == workers, each.conditions.workers
+            parts.append(
+                f"{each.conditions.start}{'' if same else ', ' + counted(workers, 'worker')}: {words}"
+            )
         sentences.append(f"on {device_text(device)}{found[0].conditions.copies}, " + "; ".join(parts))
     return sentences
 
@@ -286,18 +314,18 @@ def _advice(comparisons: Sequence[Comparison]) -> list[str]:
     sentences = []
     for device in sorted({each.conditions.device for each in comparisons}):
         measured = [each for each in comparisons if each.conditions.device == device and each.topology]
-        most = max((each.conditions.workers for each in measured), default=0)
         least = min((each.conditions.duplicates for each in measured), default=0)
         modes, reasons = dict[Start, CacheMode](), []
         for each in _warm_first(measured):
             found, key = each.topology, each.conditions
-            if found is None or (key.workers, key.duplicates) != (most, least):
+            if found is None or key.duplicates != least:
                 continue
             if found.decided:
                 modes[key.start] = CacheMode.PER_WORKER if found.higher else CacheMode.SHARED
             simpler = found.decided and not found.higher
             merge = ", and a shared one needs no merge" if simpler else ""
             reasons.append(f"{key.start}: {verdict_text(found)}{merge}")
+        most = max((each.conditions.workers for each in measured), default=0)
         where = f"On {device_text(device)} with {counted(most, 'worker')}"
         if modes:
             each_start = [f"--mode {mode} {start}" for start, mode in modes.items()]
@@ -310,31 +338,13 @@ def _advice(comparisons: Sequence[Comparison]) -> list[str]:
     return sentences
 
 
-def _asleep_words(group: Comparison, cells: Sequence[CellReport]) -> str:
-    """Whose lock threads may sleep on; "" if they hardly sleep. Private caches are the evidence."""
-    asleep = {each.cell.mode: each.figures["asleep_share"] for each in cells}
-    own = asleep.get(CacheMode.PER_WORKER)
-    shared = asleep.get(CacheMode.SHARED)
-    if shared is None or shared.median < ASLEEP_SHARE:
-        return ""
-    key = group.conditions
-    words = (
-        f"{device_text(key.device)}, {key.start}, {counted(key.workers, 'worker')}{key.copies}: threads "
-        f"slept for {shared.median:.0%} of the calls' time with a shared cache"
-    )
-    if own is None:
-        return f"{words}; mode per-worker shows whether its lock is the reason"
-    why = "its lock is the reason for the rest" if own.high < shared.low else "its lock is not the reason"
-    return f"{words} and {own.median:.0%} with private ones: {why}"
-
-
 def _warnings(cells: Sequence[CellReport], comparisons: Sequence[Comparison]) -> list[str]:
     found = []
     few = [len(each.samples) for each in cells if len(each.samples) < LEAST_PAIRS]
     if few:
         found.append(
             f"{len(few)} of {counted(len(cells), 'cell')} have fewer than {LEAST_PAIRS} samples (the "
-            f"smallest {min(few)}) and get no verdict"
+            f"smallest {min(few)}): only a clear difference gets a verdict there"
         )
     factors = [noise_factor(each.control) for each in comparisons if each.control is not None]
     if len(factors) < len(comparisons):
@@ -354,14 +364,52 @@ def _warnings(cells: Sequence[CellReport], comparisons: Sequence[Comparison]) ->
             f"{counted(worst.cell.workers, 'worker')} on "
             f"{counted(worst.samples[0].environment.cores, 'core')}): that is the machine, not the cache"
         )
-    groups = [
-        (group, [each for each in cells if each.cell.conditions == group.conditions]) for group in comparisons
-    ]
-    found += [words for group, some in groups if (words := _asleep_words(group, some))]
+    found += _lock_words(cells, "threads slept for {:.0%} of the calls' time", asleep=True)
+    found += _lock_words(cells, "CPU time per pipeline is {:.2f} times that of one worker", asleep=False)
     found += _refused_words(cells)
-    found += _feedback_words([sample for each in cells for sample in each.samples])
-    notes = sorted({note for each in cells for sample in each.samples for note in sample.notes})
-    return found + notes
+    samples = [sample for each in cells for sample in each.samples]
+    found += _feedback_words(samples)
+    found += clock_words(samples)
+    return found + sorted({note for sample in samples for note in sample.notes})
+
+
+def _lock_words(cells: Sequence[CellReport], words: str, *, asleep: bool) -> Iterable[str]:
+    """Whether a lock, and whose, may cause sleep, or spin. One worker and private caches are the evidence.
+
+    A line for each conclusion, about the worst place.
+    """
+    every = {each.cell: each for each in cells}
+    value: Callable[[Sample], float] = attrgetter(f"{'asleep' if asleep else 'cpu'}_per_pipeline_ns")
+    concluded: dict[str, list[tuple[float, str]]] = {}
+    for cell in (each for each in cells if each.cell.mode is CacheMode.SHARED):
+        key = cell.cell
+        alone, own = (
+            every.get(structs.replace(key, workers=1)),
+            every.get(structs.replace(key, mode=CacheMode.PER_WORKER)),
+        )
+        inflation = cell.inflation.median if cell.inflation is not None else 0.0
+        symptom = cell.figures["asleep_share"].median if asleep else inflation
+        if symptom < (ASLEEP_SHARE if asleep else INFLATED) or busy_share(cell.samples) > BUSY_SHARE:
+            continue
+        here = cell.of(value)
+        if key.workers == 1:
+            why = ": one worker waits for no lock"
+        elif alone is not None and here.low <= INFLATED * alone.median(value):
+            why = ": one worker does so as long, so no lock is the reason"
+        elif own is None:
+            why = ": mode per-worker shows whether the lock of the cache is the reason"
+        elif own.of(value).high < here.low:
+            why = ", less with private caches: the lock of the cache is the reason"
+        else:
+            why = (
+                ", as with private caches: a lock of the driver may be, none of the cache; try fewer workers"
+            )
+        where = f"{device_text(key.device)}, {key.start}, {counted(key.workers, 'worker')}{key.copies}"
+        concluded.setdefault(why, []).append((symptom, where))
+    for why, places in concluded.items():
+        most, where = max(places)
+        others = f" and {counted(len(places) - 1, 'other group')}" if len(places) > 1 else ""
+        yield f"with a shared cache {words.format(most)} ({where}{others}){why}"
 
 
 def _refused_words(cells: Sequence[CellReport]) -> list[str]:
@@ -390,9 +438,11 @@ def _refused_words(cells: Sequence[CellReport]) -> list[str]:
 def _feedback_words(samples: Sequence[Sample]) -> list[str]:
     """What is wrong with the driver's creation feedback, by which blocked and hits are known."""
     made = [each for each in samples if each.created]
+    latencies = [(each.compiled_latency, each.hit_latency) for each in made]
     wrong = {
-        "the driver's own time is longer than the calls": [each.driver_ns > each.call_ns for each in made],
+        "the driver's own time is longer than the calls": [not each.feedback_fits for each in made],
         "the driver's own time is 0": [not each.driver_ns for each in made],
+        "all pipelines take the same time": [any(map(Latencies.is_constant, each)) for each in latencies],
         "every pipeline is a hit in an empty cache": [
             each.start == Start.COLD and each.hits == each.created > 1 for each in made
         ],
@@ -402,3 +452,32 @@ def _feedback_words(samples: Sequence[Sample]) -> list[str]:
         for words, each in wrong.items()
         if any(each)
     ]
+
+
+def clock_words(samples: Sequence[Sample]) -> list[str]:
+    """Says if CPU time per pipeline changed in mid-run in all cells, as where a processor throttles."""
+    cells: dict[tuple[Cell, int], list[Sample]] = {}
+    for each in samples:
+        if each.cpu_per_pipeline_ns:
+            cells.setdefault((each.cell, each.batch), []).append(each)
+    shares = []
+    for of in cells.values():
+        usual = median(each.cpu_per_pipeline_ns for each in of)
+        shares += [(each.started_at, each.cpu_per_pipeline_ns / usual) for each in of]
+    values = np.array([share for _, share in sorted(shares)])
+    splits = range(LEAST_PAIRS, len(values) - LEAST_PAIRS + 1)
+    # Where two medians leave the least between them and the samples of their sides.
+    at = min(splits, key=lambda at: sum(_spread(each) for each in np.split(values, [at])), default=0)
+    if not at:
+        return []
+    factor = float(np.median(values[at:]) / np.median(values[:at]))
+    if max(factor, 1 / factor) <= CLOCK_CHANGED:
+        return []
+    return [
+        f"from sample {at + 1} of {len(values)} on, CPU time per pipeline is {factor:.2f} times what it was: "
+        "the processor's clock changed (throttled?), or other programs took its caches"
+    ]
+
+
+def _spread(values: Numbers) -> float:
+    return float(np.abs(values - np.median(values)).sum())

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
+from orchestrator.bench.contention import ratio_text
 from orchestrator.bench.rows import Start, counted
 from orchestrator.bench.sample_table import Contender, SampleTable
-from orchestrator.bench.statistics import LEAST_PAIRS, Difference, Judgement
+from orchestrator.bench.statistics import BUSY_SHARE, LEAST_CLEAR_PAIRS, LEAST_PAIRS, Difference, Judgement
 from orchestrator.devices.modes import CacheMode
 from orchestrator.stores.profile_file import Choice, Finding
 
@@ -38,18 +39,21 @@ def compare(
 ) -> Finding:
     """Judge whether the times of a contender and a baseline, `against` in words, differ."""
     found = samples.difference(contender, baseline)
-    if found is None or not found.enough:
+    if found is None or found.judgement is Judgement.NOT_MEASURED:
         pairs = found.ratio.count if found is not None else 0
-        dropped = samples.dropped
-        out = [f"{each.words} {dropped[each]}" for each in (contender, baseline) if each in dropped]
+        out = [f"{each.words} {samples.late[each]}" for each in (contender, baseline) if each in samples.late]
         why = f", since {' and '.join(out)}" if out else ""
         words = f"{question}: not measured{why} ({counted(pairs, 'pair')} of the {LEAST_PAIRS} needed)."
         return Finding(question=question, answer="not measured", words=words, pairs=pairs)
     ratio, answer = found.ratio, _ANSWERS[found.judgement]
-    far = ", too far apart to need more" if found.pairs < LEAST_PAIRS else ""
+    busy = (
+        f"; threads waited for a processor for {found.busy:.0%} of the time"
+        if found.busy > BUSY_SHARE
+        else ""
+    )
     words = (
-        f"{question}: {_MEANINGS[answer]} {against} (x{ratio.median:.3f} the time, {ratio.low:.3f} to "
-        f"{ratio.high:.3f} over {counted(ratio.count, 'pair')}{far}; noise is up to x{found.noise:.3f})."
+        f"{question}: {_MEANINGS[answer]} {against} ({ratio_text(ratio)} the time, "
+        f"{counted(ratio.count, 'pair')}, noise ×{found.noise:.3g}{busy})."
     )
     return _finding(question, answer, words, found)
 
@@ -105,7 +109,8 @@ def choose(
     rivals = [] if merge_works is False else [CacheMode.PER_WORKER, CacheMode.TWO_LEVEL]
     tried = [each for mode in rivals if samples.of(each := evolve(shared, mode=mode))]
     compared = {each.mode: found for each in tried if (found := samples.difference(each, shared)) is not None}
-    if not samples.of(shared) or (tried and not any(found.enough for found in compared.values())):
+    measured = any(found.judgement is not Judgement.NOT_MEASURED for found in compared.values())
+    if not samples.of(shared) or (rivals and not measured):
         return None
     mode, why = CacheMode.SHARED, "one shared cache: a cache for each worker is not faster, and needs a merge"
     faster = {mode: found.ratio.median for mode, found in compared.items() if found.lower}
@@ -129,7 +134,7 @@ def _fewest(samples: SampleTable, most: Contender, worker_counts: Sequence[int])
 
     def against(count: int, fastest: Contender) -> Difference | None:
         found = samples.difference(evolve(most, workers=count), fastest)
-        return found if found is not None and found.enough else None
+        return found if found is not None and found.judgement is not Judgement.NOT_MEASURED else None
 
     fastest, counts = most, sorted(worker_counts)
     for count in counts:
@@ -189,7 +194,7 @@ def choose_batch(
     measured = {
         batch: samples.median(each)
         for batch, each in tried.items()
-        if len(samples.of(each)) >= LEAST_PAIRS or (samples.of(each) and each in samples.dropped)
+        if len(samples.of(each)) >= LEAST_CLEAR_PAIRS
     }
     if contender.batch not in measured or len(measured) < 2:
         return None, Finding(question=question, answer="not measured", words=f"{question}: not measured.")

@@ -22,10 +22,12 @@ from orchestrator.process import compiling_environment
 from orchestrator.run.options import BATCH_LIMIT
 from orchestrator.stores.files.atomic_file import SaveError
 
-_JOB_TIMEOUT_S = 3600.0
+JOB_TIMEOUT_S = 3600.0
+"""A process that does one job is ended after this time."""
 _ENDING_S = 60.0
 _REASON_LENGTH = 400
 _HITS_MOST = 1_600_000
+_FAR_APART = 4
 
 
 class BenchError(OrchestratorError):
@@ -45,6 +47,7 @@ class SampleJob(Turn, frozen=True, kw_only=True, tag_field="job", tag="sample"):
     cache_directory: str = ""  # Directory of the cache file for a warm run, which `FillJob` wrote.
     trace: str = ""  # File for a timeline of the run, or "".
     profiles: str = ""  # The directory of key profiles and quarantines, as for `compile`; "" for none.
+    limit_s: float = JOB_TIMEOUT_S  # The process is ended after this time.
 
 
 class CacheJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,23 +78,32 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
     environment: Environment
     pipelines: int  # Pipelines that the device supports.
     hits: int = 0  # Of these, hits in the initially empty cache: the driver considers them equal to others.
-    warm_rate: float = 0.0  # Hits per second of one worker; 0 if the cache keeps nothing.
-    warm_rate_most: float = 0.0  # Hits per second of all workers together.
+    # Time of one pass of hits with one worker, and with all, by contender: SHARED and PER_WORKER; s. Empty if
+    # the cache keeps nothing or nothing was measured.
+    hit_s: dict[CacheMode, tuple[float, float]] = {}
     warnings: tuple[str, ...] = ()  # Warnings of the merge.
     not_kept: str = ""  # Why no cache file was saved, or "".
     binaries: bool = False  # Whether the device has pipeline binaries.
     cold_wall_ns: int = 0  # Elapsed time of compiling the set.
     cold_driver_ns: int = 0  # Driver time of compiling it, summed over the workers.
 
-    def passes(self, seconds: float, seconds_most: float) -> int:
-        """How many times a warm run must repeat the set to keep one worker busy for so long.
+    def passes(self, seconds: float, seconds_most: float) -> dict[CacheMode, int]:
+        """How many times a warm run in each mode repeats the set, to keep one worker busy for so long.
 
         At most 1.6 million pipelines, and `seconds_most` with all workers: on some drivers many workers get
-        hits a hundred times slower than one.
+        hits a hundred times slower than one. Contenders repeat the set equally often, unless one of them
+        would take `_FAR_APART` times as long: then each as often as its own time allows.
         """
-        slowest = self.warm_rate_most * seconds_most
-        wanted = min(self.warm_rate * seconds, slowest, _HITS_MOST)
-        return max(1, round(wanted / self.pipelines)) if self.pipelines else 1
+        limit = _HITS_MOST / max(1, self.pipelines)
+        own = {
+            mode: max(1, round(min(seconds / one, seconds_most / every, limit)))
+            for mode, (one, every) in self.hit_s.items()
+        }
+        least = min(own.values(), default=1)
+        if max(own.values(), default=1) <= least * _FAR_APART:
+            return dict.fromkeys(CacheMode, least)
+        private = own[CacheMode.PER_WORKER]
+        return dict.fromkeys(CacheMode, private) | {CacheMode.SHARED: own[CacheMode.SHARED]}
 
 
 class ProbeStep(enum.StrEnum):
@@ -137,11 +149,12 @@ def run_in_process(job: Job) -> Answer:
     """Do a job in its own process. Blocking. The answer is `Refused` if the process crashes or hangs."""
     began = time.perf_counter()
     environment = compiling_environment(os.environ | needed_at_start(job.device))
+    limit_s = job.limit_s if isinstance(job, SampleJob) else JOB_TIMEOUT_S
     with Child[Answer]("bench", Answer, environment=environment) as child:
         try:
-            answer = child.ask(job, _JOB_TIMEOUT_S)
+            answer = child.ask(job, limit_s)
         except TimeoutError:
-            return Refused(kind="timeout", reason=f"the sample did not end within {_JOB_TIMEOUT_S:.0f} s")
+            return Refused(kind="timeout", reason=f"it did not end within {limit_s:.0f} s")
         if isinstance(answer, Ended):
             last = answer.fault or answer.output[-_REASON_LENGTH:]
             return Refused(kind="crash", reason=f"the process of the sample ended with {answer.how}: {last}")

@@ -15,11 +15,21 @@ from typing import TypeVar
 
 from attrs import field, frozen
 
+from orchestrator.bench.contention import comparisons_of
 from orchestrator.bench.jobs import SampleJob
-from orchestrator.bench.rows import Arm, Cell, Conditions, Row, Sample, Start, current_samples
-from orchestrator.bench.statistics import LEAST_PAIRS
+from orchestrator.bench.rows import (
+    Arm,
+    Cell,
+    Conditions,
+    Row,
+    Sample,
+    Start,
+    counted_samples,
+    current_samples,
+)
+from orchestrator.bench.statistics import LEAST_PAIRS, MORE_ROUNDS
 from orchestrator.devices.modes import CacheMode
-from orchestrator.run.options import BATCH_LIMIT
+from orchestrator.run.options import BATCH_LIMIT, available_workers
 
 _T = TypeVar("_T")
 
@@ -41,21 +51,35 @@ class Matrix:
     workers: tuple[int, ...]
     starts: tuple[Start, ...]
     duplicates: tuple[float, ...]  # Shares of the pipelines that a run creates a second time, 0 to 1.
-    samples: int  # Number of rounds after the warm-up.
+    samples: int  # Number of rounds after the warm-up; see `most_rounds`.
     batch: int = BATCH_LIMIT  # Largest number of pipelines in a call of a cold run.
     # The same for a warm run. With small calls, a warm run would measure the interpreter.
     warm_batch: int = BATCH_LIMIT
     cache_directory: str = ""  # Directory of the caches for warm runs.
-    # How many times a warm run repeats the set, by device.
-    warm_passes: Mapping[str, int] = field(factory=dict)
+    # How many times a warm run repeats the set, by device and mode.
+    warm_passes: Mapping[tuple[str, CacheMode], int] = field(factory=dict)
+    cores: int = field(factory=available_workers)  # More workers than these are not judged by default.
     profiles: str = ""  # The directory of key profiles and quarantines, as for `compile`; "" for none.
 
     def batch_of(self, start: Start) -> int:
         """Largest number of pipelines in a call of a run with this start."""
         return self.warm_batch if start == Start.WARM else self.batch
 
-    def jobs(self) -> Iterator[SampleJob]:
-        """Every sample, in order; warm-ups first."""
+    def most_rounds(self, conditions: Conditions) -> int:
+        """Rounds while a mode is undecided: more than `samples`, if these and the cores may decide."""
+        more = (
+            self.samples >= LEAST_PAIRS
+            and conditions.workers <= self.cores
+            and len(self.modes_of(conditions)) > 1
+        )
+        return self.samples * (MORE_ROUNDS if more else 1)
+
+    def modes_of(self, conditions: Conditions) -> list[CacheMode]:
+        """The modes that are measured; a run without a cache cannot be warm."""
+        return [each for each in self.modes if conditions.start == Start.COLD or each != CacheMode.NONE]
+
+    def jobs(self, settled: Collection[Conditions] = ()) -> Iterator[SampleJob]:
+        """Every sample, in order; warm-ups first. Where all modes are decided, `samples` rounds do."""
         groups = [
             Conditions(device=device, start=start, duplicates=duplicates, workers=workers)
             for device in self.devices
@@ -63,14 +87,14 @@ class Matrix:
             for duplicates in self.duplicates
             for workers in self.workers
         ]
-        for number in range(-1, self.samples):
+        rounds = {each: self.samples if each in settled else self.most_rounds(each) for each in groups}
+        for number in range(-1, max(rounds.values(), default=0)):
             for conditions in groups:
-                yield from self._round(conditions, number)
+                if number < rounds[conditions]:
+                    yield from self._round(conditions, number)
 
     def _round(self, conditions: Conditions, number: int) -> Iterator[SampleJob]:
-        warm = conditions.start == Start.WARM
-        # A run without a cache cannot be warm.
-        modes = [each for each in self.modes if not (warm and each == CacheMode.NONE)]
+        warm, modes = conditions.start == Start.WARM, self.modes_of(conditions)
         if not modes:
             return
         baseline = CacheMode.SHARED if CacheMode.SHARED in modes else modes[0]
@@ -85,10 +109,21 @@ class Matrix:
                 round=number,
                 set_paths=self.set_paths,
                 batch=self.batch_of(conditions.start),
-                passes=self.warm_passes.get(conditions.device, 1) if warm else 1,
+                passes=self.warm_passes.get((conditions.device, mode), 1) if warm else 1,
                 cache_directory=self.cache_directory if warm else "",
                 profiles=self.profiles,
             )
+
+
+def settled(matrix: Matrix, rows: Sequence[Row], without: Collection[Arm] = ()) -> set[Conditions]:
+    """The conditions under which the samples so far decide about every mode, but those in `without`."""
+    found = set[Conditions]()
+    for each in comparisons_of(counted_samples(rows)):
+        lost = {arm.mode for arm in without if arm.conditions == each.conditions}
+        wanted = {*matrix.modes_of(each.conditions)} - lost - {each.baseline}
+        if all(mode in each.throughput and each.throughput[mode].decided for mode in wanted):
+            found.add(each.conditions)
+    return found
 
 
 def remaining(matrix: Matrix, rows: Sequence[Row], without: Collection[Arm] = ()) -> list[SampleJob]:
@@ -99,7 +134,9 @@ def remaining(matrix: Matrix, rows: Sequence[Row], without: Collection[Arm] = ()
     """
     there = {each.key: each.run for each in current_samples(rows)}
     found: list[SampleJob] = []
-    for jobs in _by_round(job for job in matrix.jobs() if job.arm not in without):
+    for jobs in _by_round(
+        job for job in matrix.jobs(settled(matrix, rows, without)) if job.arm not in without
+    ):
         missing = [job for job in jobs if job.key not in there]
         one_run = jobs[0].round < 0 or len({there.get(job.key) for job in jobs}) == 1
         found += missing if one_run else jobs

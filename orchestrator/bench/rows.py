@@ -11,6 +11,7 @@ import enum
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any, Self
 
 import msgspec
@@ -158,6 +159,10 @@ class Latencies(msgspec.Struct, frozen=True):
             return cls()
         return cls(len(durations_ns), tuple(float(each) for each in np.quantile(durations_ns, QUANTILES)))
 
+    def is_constant(self) -> bool:
+        """Whether many pipelines all took the same time, which no real driver needs."""
+        return self.count >= 10 and self.quantiles_ns[0] == self.quantiles_ns[-1] > 0
+
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """Device, driver and machine of a sample. Fields without a description have Vulkan's names and values."""
@@ -208,7 +213,7 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     calls: Whole  # Number of creation calls.
     open_ns: Whole  # Creating the primary and the worker caches, initial data included.
     wall_ns: Whole  # Elapsed time from the first job to the barrier.
-    merge_ns: Whole  # Elapsed time of the merge.
+    merge_ns: Whole  # Elapsed time of the merge, our own part included.
     read_back_ns: Whole  # Elapsed time of reading the primary's data.
     call_ns: Whole  # Elapsed time of the calls.
     driver_ns: Whole  # The driver's own time in the calls, by creation feedback.
@@ -224,6 +229,7 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     hit_latency: Latencies  # Driver time of cache hits.
     # Order in which workers took pipelines, a value of `Order`; `compile_set` uses "cost".
     order: str = "given"
+    merge_driver_ns: Whole | None = None  # Of the merge, the driver's part; None if unknown.
     # Creating layouts, render passes and modules, without modules that are created on demand.
     prepare_ns: Whole = 0
     keys_ns: Whole = 0  # Elapsed time of querying pipeline keys.
@@ -247,9 +253,19 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
         return round(self.failed / self.passes)
 
     @property
+    def merge_cost_ns(self) -> int:
+        """Time of the merge that counts in verdicts: the driver's part, or all of it if that is unknown."""
+        return self.merge_ns if self.merge_driver_ns is None else self.merge_driver_ns
+
+    @property
+    def feedback_fits(self) -> bool:
+        """Whether the driver's own time by its feedback is within the time of the calls."""
+        return self.driver_ns <= self.call_ns
+
+    @property
     def once_s(self) -> float:
-        """Time of using the set once, which merges once: querying keys, one pass, the merge, s."""
-        return (self.keys_ns + self.wall_ns / self.passes + self.merge_ns) / 1e9
+        """Time of using the set once, which merges once: querying keys, one pass, the driver's merge, s."""
+        return (self.keys_ns + self.wall_ns / self.passes + self.merge_cost_ns) / 1e9
 
     @property
     def throughput(self) -> float:
@@ -269,13 +285,22 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     @property
     def blocked_share(self) -> float:
         """Time asleep as a share of the calls' time, at least: within the driver's own time."""
-        return _share(self.blocked_ns, self.call_ns)
+        return _share(self.blocked_ns * self.feedback_fits, self.call_ns)
 
     @property
     def asleep_share(self) -> float:
         """The same, at most: within the whole call, waits for the interpreter included."""
-        asleep_ns = self.call_ns - self.cpu_ns - self.run_delay_ns
-        return _share(max(asleep_ns, self.blocked_ns), self.call_ns)
+        return _share(self._asleep_ns, self.call_ns)
+
+    @property
+    def _asleep_ns(self) -> float:
+        within_driver_ns = self.blocked_share * self.call_ns
+        return max(self.call_ns - self.cpu_ns - self.run_delay_ns, within_driver_ns)
+
+    @property
+    def asleep_per_pipeline_ns(self) -> float:
+        """Time asleep in calls per created pipeline, at most, ns; 0 without pipelines."""
+        return _share(self._asleep_ns, self.created)
 
     @property
     def run_delay_share(self) -> float:
@@ -382,6 +407,11 @@ def current_samples(rows: Iterable[Row]) -> list[Sample]:
 def counted_samples(rows: Iterable[Row]) -> list[Sample]:
     """The current samples without warm-ups."""
     return [each for each in current_samples(rows) if each.round >= 0]
+
+
+def busy_share(samples: Iterable[Sample]) -> float:
+    """Median share of the calls' time in which threads waited for a processor."""
+    return median(each.run_delay_share for each in samples)
 
 
 def cells_of(samples: Iterable[Sample]) -> dict[Cell, list[Sample]]:

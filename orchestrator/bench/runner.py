@@ -30,7 +30,7 @@ from orchestrator.bench.jobs import (
     reason_of,
     run_in_process,
 )
-from orchestrator.bench.matrix import Eta, Matrix, eta_of, next_round, remaining
+from orchestrator.bench.matrix import Eta, Matrix, eta_of, next_round, remaining, settled
 from orchestrator.bench.rows import (
     Arm,
     Cell,
@@ -51,6 +51,7 @@ from orchestrator.bench.rows import (
 )
 from orchestrator.bench.statistics import LEAST_PAIRS
 from orchestrator.bench.trace import TraceEvent, events_of
+from orchestrator.devices.modes import CacheMode
 from orchestrator.stores.files.writer_lock import writer_lock
 
 RESULTS = "results.jsonl"
@@ -65,7 +66,7 @@ class BenchProgress:
     """The progress of a benchmark."""
 
     done: int  # Samples so far, including earlier runs and warm-ups.
-    total: int  # Samples of the matrix.
+    total: int  # Samples of the matrix, at most: fewer where all modes are decided sooner.
     round: int  # The current round; -1 for the warm-up.
     now: str  # The current arm, in words.
     eta: Eta  # Estimated time to go.
@@ -78,7 +79,7 @@ class BenchOutcome:
 
     rows: tuple[Row, ...]  # All rows of the file.
     done: int  # Samples of the matrix that exist.
-    total: int  # Samples of the matrix.
+    total: int  # Samples of the matrix; of an undecided group the most that are taken of it.
     resumed: int  # Of `done`, samples from earlier runs.
     stopped: str  # Why it ended early, or "".
     failed: tuple[FailedSample, ...]  # The last attempt of each arm of the matrix that could not be measured.
@@ -149,7 +150,7 @@ def run_bench(
                     stopped, lost = "a sample could not be written", error
         except KeyboardInterrupt:
             stopped = "interrupted"
-    jobs = list(matrix.jobs())
+    jobs = list(matrix.jobs(settled(matrix, run.rows)))
     wanted, arms = {job.key for job in jobs}, {job.arm for job in jobs}
     done = [each.run for each in current_samples(run.rows) if each.key in wanted]
     resumed = sum(each != run.name for each in done)
@@ -169,11 +170,11 @@ class _BenchRun:
     found: dict[str, Filled] = field(factory=dict)
 
     def prepare(self, warm_passes: int | None, on_stage: Callable[[str], None]) -> None:
-        passes: dict[str, int] = {}
+        passes: dict[tuple[str, CacheMode], int] = {}
         warm = any(job.start == Start.WARM for job in self.matrix.jobs())
         for device in self.matrix.devices:
             earlier = [each for each in self.rows if isinstance(each, Sample) and each.device == device]
-            known = {each.passes for each in earlier if each.start == Start.WARM}
+            known = {each.mode: each.passes for each in earlier if each.start == Start.WARM}
             compiles = warm and not known
             name = device_text(device)
             on_stage(f"{name}: compiling once, for warm runs" if compiles else f"{name}: opening")
@@ -202,7 +203,10 @@ class _BenchRun:
             self._check_same(device, answer, earlier, warm_passes)
             self.found[device] = answer
             # The same as in earlier rows, so that they can be compared.
-            passes[device] = known.pop() if known else warm_passes or answer.passes(*WARM_SECONDS)
+            usual = answer.passes(*WARM_SECONDS)
+            for mode in self.matrix.modes:
+                fallback = min(known.values()) if known else warm_passes or usual[mode]
+                passes[device, mode] = known.get(mode, fallback)
         self.matrix = evolve(self.matrix, warm_passes=passes)
 
     def _check_same(
@@ -219,9 +223,9 @@ class _BenchRun:
 
     def take(self, writer: RowWriter) -> str:
         """Take what is missing; returns why it ended early, or ""."""
-        total = sum(1 for _ in self.matrix.jobs())
         given_up: set[Arm] = set()
         while waiting := remaining(self.matrix, self.rows, given_up):
+            total = sum(1 for _ in self.matrix.jobs(settled(self.matrix, self.rows, given_up)))
             jobs = next_round(waiting, self.rows, self.left_s())
             if not jobs:
                 return self._out_of_time(waiting)
@@ -247,7 +251,7 @@ class _BenchRun:
         return ""
 
     def _out_of_time(self, to_go: Sequence[SampleJob]) -> str:
-        jobs = list(self.matrix.jobs())
+        jobs = list(self.matrix.jobs(settled(self.matrix, self.rows)))
         conditions = {each.conditions for each in jobs}
         lacking = {each.conditions for each in to_go if each.round < LEAST_PAIRS}
         enough = self.matrix.samples >= LEAST_PAIRS

@@ -1,8 +1,6 @@
-"""The samples of a calibration by contender and round, and which contenders need no further ones.
+"""The samples of a calibration by contender and round, and which contenders need further ones.
 
-Pure. Differences compare samples pair by pair, with the A/A control of the same start. A contender that fell
-behind is not sampled further: two equal ones get such a wrong verdict in about one of a hundred calibrations
-on a very noisy driver (times from 40 to 215 ms for the same work), and in none of thousands otherwise.
+Pure. Differences compare samples pair by pair, with the A/A control of the same start.
 """
 
 from __future__ import annotations
@@ -12,8 +10,8 @@ from types import MappingProxyType
 
 from attrs import asdict, evolve, frozen
 
-from orchestrator.bench.rows import Sample, Start, counted
-from orchestrator.bench.statistics import CLEAR, CLEAR_AFTER_ONE, Difference, estimate, ratio_by_round
+from orchestrator.bench.rows import Sample, Start, busy_share, counted
+from orchestrator.bench.statistics import Difference, estimate, ratio_by_round
 from orchestrator.devices.modes import CacheMode
 from orchestrator.run.options import BATCH_LIMIT
 from orchestrator.stores.profile_file import Figure
@@ -51,17 +49,17 @@ class SampleTable:
     Args:
         rows: Samples; warm-ups are ignored.
         figure: The time to compare, s.
-        dropped: Contenders whose sampling ended early, with a predicate such as "fell behind".
+        late: Contenders whose sampling ended undecided, with a predicate: "did not fit the time limit".
     """
 
     def __init__(
         self,
         rows: Iterable[Sample],
         figure: Callable[[Sample], float] = seconds_of,
-        dropped: Mapping[Contender, str] = MappingProxyType({}),
+        late: Mapping[Contender, str] = MappingProxyType({}),
     ) -> None:
         self.figure = figure
-        self.dropped = dropped
+        self.late = late
         self.rows = tuple(rows)
         self._rounds: dict[tuple[Contender, bool], dict[int, Sample]] = {}
         for row in self.rows:
@@ -90,7 +88,8 @@ class SampleTable:
             if each.start == baseline.start
         )
         control = next((each for each in controls if each is not None), None)
-        return Difference(ratio, control, contender in self.dropped or baseline in self.dropped)
+        busy = max(busy_share(self.of(each).values()) for each in (contender, baseline))
+        return Difference(ratio, control, busy)
 
     def figures(self) -> tuple[Figure, ...]:
         """The time of each contender, controls last."""
@@ -114,40 +113,33 @@ class SampleTable:
         return tuple(figures)
 
 
-def fallen_behind(samples: SampleTable, contenders: Sequence[Contender]) -> dict[Contender, str]:
-    """The contenders that need no further samples, and why.
+def undecided(samples: SampleTable, contenders: Sequence[Contender]) -> set[Contender]:
+    """The contenders that need further samples: the undecided ones and their rivals; none if all are decided.
 
-    With all workers they are compared with the fastest cache by median, with fewer with all workers of the
-    same topology, with which they are dropped too. Behind is beyond noise by a factor of `CLEAR_AFTER_ONE`
-    after one pair, or `CLEAR` after more. If later controls show more noise, they are sampled again.
+    With all workers the rival is the baseline, with fewer all workers of the same topology, of binaries the
+    fastest cache so far. Worker caches with locks are also compared with those without.
 
     Args:
         samples: The samples so far.
-        contenders: All contenders of one start: the baseline, which is never dropped, the others with all
-            workers, the rest.
+        contenders: All contenders of one start, the baseline first.
     """
-    baseline = contenders[0]
-    # Caches race against caches only.
-    caches = [
-        each
-        for each in contenders
-        if each.workers == baseline.workers and each.mode is not CacheMode.BINARIES and samples.of(each)
-    ]
-    behind: dict[Contender, str] = {}
-    if not caches:
-        return behind
-    leader = min(caches, key=samples.median)
+    baseline, found, slower = contenders[0], set[Contender](), set[Contender]()
+    whole = [each for each in contenders if each.workers == baseline.workers]
+    caches = [each for each in whole if each.mode is not CacheMode.BINARIES and samples.of(each)]
+    fastest = min(caches, key=samples.median, default=baseline)
     for each in contenders[1:]:
-        rival = leader if each.workers == baseline.workers else evolve(each, workers=baseline.workers)
-        if rival in behind:
-            behind[each] = f"{rival.words} fell behind, so its number of workers does not matter"
-            continue
-        found = samples.difference(each, rival)
-        if found is not None and found.clear and found.ratio.low > 1:
-            margin = CLEAR if found.pairs > 1 else CLEAR_AFTER_ONE
-            behind[each] = (
-                f"x{found.ratio.median:.3f} the time of {rival.words} over "
-                f"{counted(found.ratio.count, 'pair')}; noise is up to x{found.noise:.3f}, and a contender "
-                f"is dropped beyond {margin:g} times the noise"
-            )
-    return behind
+        if each.workers != baseline.workers:
+            rivals = [evolve(each, workers=baseline.workers)]
+        elif each.mode is CacheMode.PER_WORKER_INTERNAL:
+            rivals = [baseline, evolve(each, mode=CacheMode.PER_WORKER)]
+        else:
+            rivals = [fastest if each.mode is CacheMode.BINARIES else baseline]
+        if rivals[0] in slower:
+            continue  # the topology is slower than the baseline, so its number of workers does not matter
+        for rival in rivals:
+            difference = samples.difference(each, rival)
+            if difference is None or not difference.decided:
+                found.update((each, rival))
+            elif difference.higher and each.workers == baseline.workers and rival == baseline:
+                slower.add(each)
+    return {baseline, *found} if found else found

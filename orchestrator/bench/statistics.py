@@ -2,8 +2,11 @@
 
 Every round measures the baseline twice (A ... A'). The ratio A'/A compares two equal things, so its interval
 shows the *noise*: the end that is farther from 1. A contender is higher or lower if the whole interval of its
-ratio lies beyond the noise on one side, equal if it lies within 5 %, and else undecided. Pure and repeatable:
-the samples seed the bootstrap. Nothing assumes a distribution.
+ratio lies beyond the noise on one side, equal if it lies within 5 %, and else undecided. Where threads waited
+for a processor, times decide nothing. Samples are taken until the rule decides, up to a limit. With 21 rounds
+that finds a true 1.3x in 98 of 100 benchmarks whose times vary by 10 %, and a difference between equals in
+none of 400, or in 1 if the same work takes from 40 to 215 ms (tests/bench/test_statistics.py).
+Pure and repeatable: the samples seed the bootstrap. Nothing assumes a distribution.
 """
 
 from __future__ import annotations
@@ -20,11 +23,14 @@ from attrs import frozen
 
 RESAMPLES = 4000
 CONFIDENCE = 0.95
-LEAST_PAIRS = 5
-"""A verdict needs this many pairs; `Difference.clear` is the exception for a contender that was dropped."""
+LEAST_PAIRS, LEAST_CLEAR_PAIRS = 5, 3
+"""A verdict needs so many pairs; fewer if the whole interval exceeds the noise by the factor `CLEAR`."""
+CLEAR = 1.5
+MORE_ROUNDS = 3
+"""So many times the usual rounds are taken while something is undecided."""
 EQUAL_WITHIN = 1.05
-CLEAR_AFTER_ONE, CLEAR = 4.0, 1.5
-"""A gap is clear if it exceeds the noise by this factor: after one pair, and after more."""
+BUSY_SHARE = 0.1
+"""Times decide nothing if threads waited for a processor for more than this share of the calls' time."""
 _DRAWS_AT_ONCE = 1 << 20
 
 Numbers = npt.NDArray[np.float64]
@@ -146,7 +152,9 @@ class Difference:
 
     ratio: Estimate  # Contender over baseline.
     control: Estimate | None  # The ratio A'/A of the same conditions; None if there was none.
-    dropped: bool = False  # Whether sampling ended early because one of the two had fallen behind.
+    busy: float = (
+        0.0  # Share of the calls' time in which threads waited for a processor; 0 for other figures.
+    )
 
     @property
     def noise(self) -> float:
@@ -159,27 +167,20 @@ class Difference:
         return 0 if self.control is None else min(self.ratio.count, self.control.count)
 
     @property
-    def clear(self) -> bool:
-        """Whether the interval lies so far beyond noise that more pairs would not change the verdict."""
-        margin = self.noise * (CLEAR if self.pairs > 1 else CLEAR_AFTER_ONE)
-        return self.pairs > 0 and (self.ratio.low > margin or self.ratio.high < 1 / margin)
-
-    @property
-    def enough(self) -> bool:
-        """Whether there are pairs for a verdict."""
-        return self.pairs >= LEAST_PAIRS or (self.dropped and self.clear)
-
-    @property
     def judgement(self) -> Judgement:
         """The verdict, by the rule of this module."""
-        if not self.enough:
+        is_clear = self._beyond(self.noise * CLEAR) and self.pairs >= LEAST_CLEAR_PAIRS
+        if self.pairs < LEAST_PAIRS and not is_clear:
             return Judgement.NOT_MEASURED
-        if self.ratio.low > self.noise:
-            return Judgement.HIGHER
-        if self.ratio.high < 1 / self.noise:
-            return Judgement.LOWER
+        if self.busy > BUSY_SHARE:
+            return Judgement.UNDECIDED
+        if self._beyond(self.noise):
+            return Judgement.HIGHER if self.ratio.low > 1 else Judgement.LOWER
         equal = self.ratio.low > 1 / EQUAL_WITHIN and self.ratio.high < EQUAL_WITHIN
         return Judgement.EQUAL if equal else Judgement.UNDECIDED
+
+    def _beyond(self, margin: float) -> bool:
+        return self.ratio.low > margin or self.ratio.high < 1 / margin
 
     @property
     def higher(self) -> bool:

@@ -56,7 +56,8 @@ class BenchArguments:
         start: `cold`: caches start empty. `warm`: caches hold the whole set, and a run repeats the set until
             it lasts long enough.
         duplicates: Shares of the pipelines that a run creates a second time, 0 to 1, separated by commas.
-        samples: Samples of each cell, after a warm-up.
+        samples: Samples of each cell, after a warm-up; up to three times as many while a mode is undecided. A
+            verdict needs 5 or more.
         batch: Largest number of pipelines in a call of a cold run.
         warm_batch: Largest number of pipelines in a call of a warm run.
         warm_passes: How many times a warm run repeats the set.

@@ -2,12 +2,12 @@
 
 Guarantees: the profile is written at the end, unless nothing was decided; then an earlier one stays. A
 directory that cannot be written is an error before anything is measured. Figures come with intervals; the
-output names undecided questions and contenders that were dropped. The upper bound of the time is shown before
-the first sample and updated from then on.
+output names undecided questions. The time limit is kept, and the number of processes to come only falls.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -51,7 +51,7 @@ def calibrate_verb(
     It answers: Does the lock of a shared cache cost time, cold and warm? Do more workers help? Does merging
     work? Does a cache grow whenever it is loaded and saved? Is a store of binaries faster? How many pipelines
     should a call have? Every sample is its own process, contenders take turns, and a difference counts only
-    beyond the noise of measuring the same thing twice. Contenders that fall far behind are dropped and named.
+    beyond the noise of measuring the same thing twice.
 
     **EXAMPLES**
 
@@ -61,13 +61,14 @@ def calibrate_verb(
 
     Args:
         sets: The set to compile: an archive (may be given several times) or a manifest.
-        samples: Samples of each contender; a verdict needs at least 5.
+        samples: Samples of each contender: fewer once it is decided, up to three times as many while it is
+            not. A verdict needs at least 5.
         workers: Largest number of workers to try.
-        time_limit: Stop within this time, such as `90s` or `20m` (a number alone is seconds). The least
-            informative contenders are left out first.
+        time_limit: Stop within this time, such as `90s` or `20m` (a number alone is seconds). The most
+            informative contenders come first.
     """
     from orchestrator.bench.calibration import calibrate
-    from orchestrator.cli.measured import Expectation, calibrate_document, show_calibration
+    from orchestrator.cli.measured import calibrate_document, show_calibration, show_calibration_progress
     from orchestrator.cli.progress_bar import MeasurementBar
     from orchestrator.devices.opening import own_process
     from orchestrator.process import keep_freed_memory
@@ -91,7 +92,7 @@ def calibrate_verb(
             workers=workers,
             time_limit_s=limit,
             profiles=directory,
-            on_progress=Expectation(output, bar, limit),
+            on_progress=partial(show_calibration_progress, bar),
         )
     kept, failed = None, None
     if found.profile.cold is not None or found.profile.warm is not None:

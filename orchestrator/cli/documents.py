@@ -512,9 +512,9 @@ class KeysDocument(KeyProfile, frozen=True, kw_only=True):
 
 
 class CalibrateDocument(CalibrationProfile, frozen=True, kw_only=True):
-    """`calibrate --json`: the profile, where it was saved, and why measuring ended early."""
+    """`calibrate --json`: the profile and where it was saved. Version 1 listed contenders as dropped."""
 
-    version: int = 1  # Version of the document.
+    version: int = 2  # Version of the document.
     profile: str | None  # Where it was saved, or null.
     stopped: str | None  # Why measuring ended early, or null.
 
@@ -526,8 +526,8 @@ class RatioRecord(Record, frozen=True, kw_only=True):
     low: float  # Lower end of its interval.
     high: float  # Upper end.
     count: int  # Number of values, or of pairs.
-    # "higher" or "lower" if it differs from 1 by more than the noise, "equal" within 5 %, "undecided", or
-    # "not measured" if samples or control do not suffice.
+    # "higher" or "lower" if it differs from 1 by more than the noise, "equal" within 5 %, "undecided", also
+    # where threads lacked processors, or "not measured" if samples or control do not suffice.
     judgement: Judgement
 
     @classmethod
@@ -568,7 +568,7 @@ class BenchCell(CellName, frozen=True, kw_only=True):
     """Figures of a cell: medians; those that are objects have intervals."""
 
     samples: int
-    throughput: Estimate  # Pipelines per second of one pass over the set, keys and merge included.
+    throughput: Estimate  # Pipelines per second of one pass over the set, keys and driver's merge included.
     creation_rate: Estimate  # Pipelines per second up to the barrier, over all passes.
     seconds: Estimate  # From the first job to the end of the merge.
     blocked_share: Estimate  # Share of the calls' time in which threads slept, at least: in the driver's own.
@@ -578,7 +578,8 @@ class BenchCell(CellName, frozen=True, kw_only=True):
     efficiency: Estimate | None  # Throughput per worker against one worker; null if that was not measured.
     inflation: Estimate | None  # CPU time per pipeline against one worker; null if that was not measured.
     open_s: float  # Creating the caches.
-    merge_s: float  # Merging.
+    merge_s: float  # Merging, our own part included.
+    merge_driver_s: float  # Of it, the driver's part; all of it in rows that don't tell.
     read_back_s: float  # Reading the merged cache back.
     barrier_wait_s: float  # Waiting at the barrier, all workers.
     duplicate_keys: float  # Pipelines that were compiled more than once.
@@ -597,12 +598,12 @@ class BenchGroup(CellConditions, frozen=True, kw_only=True):
 
 
 class BenchDocument(Document, frozen=True, kw_only=True):
-    """`bench --json`. In version 1 ratios had other verdicts, `blocked_share` was of the driver's time."""
+    """`bench --json`. In version 2 all of the merge counted, in version 1 ratios had other verdicts."""
 
-    version: int = 2
+    version: int = 3
     results: str  # The file of all samples.
     samples: int  # Number of samples of the matrix in it.
-    planned: int  # Number of samples of the matrix.
+    planned: int  # Number of samples of the matrix; of an undecided group the most that are taken.
     resumed: int  # Of `samples`, those from earlier runs.
     stopped: str | None  # Why it ended early, or null.
     failed: tuple[FailedCell, ...]  # Samples that could not be taken.

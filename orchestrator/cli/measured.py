@@ -5,7 +5,6 @@ Loaded when there is something to show, since it imports numpy.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -40,10 +39,10 @@ from orchestrator.cli.documents import (
     FailedCell,
     RatioRecord,
 )
-from orchestrator.cli.output import Output, Style, path_text, plural, seconds_text, styled, table
+from orchestrator.cli.output import Output, Style, display, path_text, plural, seconds_text, styled, table
 from orchestrator.cli.progress_bar import MeasurementBar
 from orchestrator.run.options import BATCH_LIMIT
-from orchestrator.stores.profile_file import Choice
+from orchestrator.stores.profile_file import CalibrationProfile, Choice
 
 _COLUMNS = (
     *("mode", "n", "pipelines/s", "ratio", "efficiency"),
@@ -55,7 +54,8 @@ _LEGEND = (
     "n: samples. pipelines/s: in one pass over the set, keys and merge included. ratio: that over the "
     "baseline's, pair by pair; ≈: equal within 5 %, ?: undecided. effic.: throughput per worker against one "
     "worker. blocked: asleep, from the least (in the driver's own time) to the most (in the whole call). no "
-    "CPU: waiting for a processor. CPU: CPU time per pipeline against one worker."
+    "CPU: waiting for a processor. CPU: CPU time per pipeline against one worker. merge: the driver's part. "
+    "Brackets: a 95 % interval; of at most 5 samples, their range."
 )
 
 
@@ -79,6 +79,7 @@ def bench_document(
             samples=len(of.samples),
             efficiency=of.efficiency,
             inflation=of.inflation,
+            merge_driver_s=of.median(lambda each: each.merge_cost_ns) / 1e9,
             duplicate_keys=of.median(lambda each: each.duplicate_keys),
             peak_memory_bytes=of.median(lambda each: each.peak_memory_bytes),
         )
@@ -153,7 +154,9 @@ def _show_group(output: Output, report: ContentionReport, group: Comparison) -> 
     cells = report.cells_of(group)
     failed = {each.arm for each in report.failed if each.conditions == key}
     first = cells[0].samples[0]
-    passes = f", the set {first.passes} times" if first.passes > 1 else ""
+    counts = sorted({sample.passes for each in cells for sample in each.samples})
+    times = " or ".join(f"{count:,}" for count in counts)
+    passes = f", the set {times} times" if counts[-1] > 1 else ""
     noise = noise_text(group.control)
     if group.control is None and any(each.control for each in failed):
         noise += ": it failed"
@@ -276,7 +279,7 @@ def show_changes(output: Output, report: ChangeReport, threshold: float) -> None
     legend = (
         "time: one pass over the set, keys and merge included, after / before; CPU time decides where time "
         f"doesn't. ≈: equal within 5 %, ?: undecided, fewer than {LEAST_PAIRS} samples, no A/A control, "
-        "unequal waits for a processor, or memory of runs with other numbers of passes."
+        "waits for a processor, or memory of runs with other numbers of passes."
     )
     output.line("")
     output.line(styled(legend, "dim"))
@@ -291,32 +294,11 @@ def show_changes(output: Output, report: ChangeReport, threshold: float) -> None
 # --- calibrate
 
 
-class Expectation:
-    """Shows the progress of a calibration and, once before the first sample, the upper bound of its time."""
-
-    def __init__(self, output: Output, bar: MeasurementBar, limit_s: float) -> None:
-        self._output, self._bar, self._limit_s = output, bar, limit_s
-        self._began = time.monotonic()
-        self._bound_shown = False
-
-    def __call__(self, progress: CalibrationProgress) -> None:
-        """Show the process that begins."""
-        left = progress.left_s
-        if left is not None and not self._bound_shown:
-            self._bound_shown = True
-            if self._output.live or self._output.tells:
-                self._output.message(self._words(progress, left))
-        rest = "" if left is None else f"at most {seconds_text(left)} to go"
-        self._bar.step(progress.now, progress.done, progress.total, rest)
-
-    def _words(self, progress: CalibrationProgress, left: float) -> str:
-        samples = plural(progress.total - progress.done, "sample")
-        words = f"at most {seconds_text(left)} for {samples}; less if contenders fall behind"
-        over = time.monotonic() - self._began + left - self._limit_s
-        if over <= 0:
-            return words
-        limit = f"--time-limit is {seconds_text(self._limit_s)}"
-        return f"{words}; {limit}, so samples of up to {seconds_text(over)} may be left out"
+def show_calibration_progress(bar: MeasurementBar, progress: CalibrationProgress) -> None:
+    """Show the process that begins."""
+    left = progress.left_s
+    rest = "" if left is None else f"at most {seconds_text(left)} to go"
+    bar.step(progress.now, progress.done, progress.total, rest)
 
 
 def calibrate_document(found: Calibrated, kept: Path | None) -> CalibrateDocument:
@@ -331,21 +313,18 @@ def show_calibration(
     """Print findings, choices, figures and notes."""
     profile = found.profile
     output.line(styled(profile.device_name, "head"), f"  {profile.driver}")
-    few = f" except {len(profile.dropped)} that fell behind" if profile.dropped else ""
     output.line(
         f"{path_text(Path(profile.set_name))}: {plural(profile.pipelines, 'pipeline')}, "
-        f"{plural(profile.rounds, 'sample')} of each contender{few}, {plural(profile.cores, 'processor')}, "
-        f"driver's own caches {profile.driver_caches or 'not known'}, "
+        f"{plural(profile.cores, 'processor')}, driver's own caches {profile.driver_caches or 'not known'}, "
         f"order of pipelines: {profile.order or 'not known'}"
     )
     output.line("")
+    lacking = [each.question for each in profile.findings if each.answer == "not measured"]
     for finding in profile.findings:
-        output.line("  ", finding.words)
-    for each in profile.dropped:
-        output.line(
-            f"  fell behind: {each.start}, {each.mode}, {plural(each.workers, 'worker')}"
-            f"{_calls(each.batch)}, after {each.samples} of {plural(each.rounds, 'round')}: {each.words}."
-        )
+        if finding.answer != "not measured" or display.verbose or len(lacking) == 1:
+            output.line("  ", finding.words)
+    if len(lacking) > 1 and not display.verbose:
+        output.line(f"  not measured (-v shows why): {'; '.join(lacking)}")
     output.line("")
     _show_choice(output, "cold", profile.cold)
     if profile.cache_keeps is False:
@@ -354,20 +333,15 @@ def show_calibration(
         _show_choice(output, "warm", profile.warm)
     if profile.binaries is not None:
         _show_choice(output, "both", profile.binaries)
-    made = table("", "mode", "workers", "one pass", "from", "to", "pipelines/s", numbers=(2, 3, 4, 5, 6))
-    made.padding = (0, 0, 0, 1)
-    for row in profile.figures:
-        more = _calls(row.batch) + (", whole use" if row.whole_use else "")
-        times = (f"{seconds * 1e3:,.2f} ms" for seconds in (row.seconds, row.low, row.high))
-        mode = f"{row.mode}{more}{' (control)' if row.control else ''}"
-        made.add_row(row.start, mode, str(row.workers), *times, f"{row.pipelines_per_s:,.0f}")
     output.line("")
-    output.show(made)
-    output.line("")
+    if display.verbose:
+        _show_figures(output, profile)
+    else:
+        output.line(styled(f"-v shows the times of all {len(profile.figures)} that were measured", "dim"))
     for note in profile.notes:
         output.line(styled("note ", "warn"), note)
     if kept is None:
-        undecided = "nothing could be decided; allow more time with --time-limit"
+        undecided = "nothing could be decided; allow more time with --time-limit, or leave the machine idle"
         if samples < LEAST_PAIRS:
             undecided = f"nothing could be decided: a verdict needs --samples {LEAST_PAIRS} or more"
         output.problem(styled("not saved: ", "bad"), not_saved or undecided)
@@ -376,8 +350,17 @@ def show_calibration(
         output.line("next: orchestrator compile SET --mode auto --workers auto (the default) uses it")
 
 
-def _calls(batch: int) -> str:
-    return "" if batch == BATCH_LIMIT else f", calls of {batch}"
+def _show_figures(output: Output, profile: CalibrationProfile) -> None:
+    made = table("", "mode", "workers", "n", "one pass", "from", "to", "pipelines/s", numbers=range(2, 8))
+    made.padding = (0, 0, 0, 1)
+    for row in profile.figures:
+        calls = "" if row.batch == BATCH_LIMIT else f", calls of {row.batch}"
+        more = calls + (", whole use" if row.whole_use else "") + (" (control)" if row.control else "")
+        times = (f"{seconds * 1e3:,.2f} ms" for seconds in (row.seconds, row.low, row.high))
+        rate = f"{row.pipelines_per_s:,.0f}"
+        made.add_row(row.start, row.mode + more, str(row.workers), str(row.samples), *times, rate)
+    output.show(made)
+    output.line("")
 
 
 def _show_choice(output: Output, start: str, choice: Choice | None) -> None:

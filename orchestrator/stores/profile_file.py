@@ -158,18 +158,6 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     words: str  # The reason, with its figures.
 
 
-class Dropped(msgspec.Struct, frozen=True, kw_only=True):
-    """A contender that was not sampled to the end, because it was clearly slower."""
-
-    start: str  # "cold": caches start empty; "warm": they hold the set.
-    mode: str  # The cache topology.
-    workers: int  # Number of workers.
-    batch: int  # Largest number of pipelines in a call.
-    samples: int  # Number of its samples.
-    rounds: int  # Number of all rounds.
-    words: str  # Why it was dropped, with the figures.
-
-
 class CalibrationProfile(Profile, frozen=True, kw_only=True):
     """What was measured about a device and its driver on a machine. None: it was not measured."""
 
@@ -181,7 +169,7 @@ class CalibrationProfile(Profile, frozen=True, kw_only=True):
     set_hash: str  # Hash over the names of its records, 16 hex digits.
     pipelines: int  # Number of its pipelines that the device supports.
     python: str  # Version of Python.
-    rounds: int  # Samples of each contender that was not dropped.
+    rounds: int  # Samples of the baseline of cold runs; a contender that is decided needs no more.
     figures: tuple[Figure, ...]  # The times of all contenders.
     findings: tuple[Finding, ...]  # The answers to all questions.
     cold: Choice | None  # The choice for an empty cache.
@@ -195,7 +183,6 @@ class CalibrationProfile(Profile, frozen=True, kw_only=True):
     # The choice of mode binaries instead of `cold` and `warm` if no cache file is needed; None unless it was
     # shown to be faster.
     binaries: Choice | None = None
-    dropped: tuple[Dropped, ...] = ()  # Contenders that were not sampled to the end.
 
 
 CALIBRATION: Final = Kind("calibration profile", CalibrationProfile)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from orchestrator.bench.contention import contention_report, rate_text, ratio_text
-from orchestrator.bench.rows import Row, Sample, Start
+from orchestrator.bench.rows import Latencies, Row, Sample, Start
 from orchestrator.bench.sample_table import Contender, SampleTable
 from orchestrator.bench.statistics import Estimate
 from orchestrator.devices.modes import CacheMode
-from tests.bench.support import failure, sample, series
+from tests.bench.support import ENVIRONMENT, failure, sample, series
 
 STEADY = [1.00, 1.01, 0.99, 1.02, 1.00, 0.98, 1.01]
 OTHER = [1.01, 0.99, 1.00, 1.00, 1.02, 0.99, 0.98]
@@ -167,7 +169,7 @@ def test_few_samples_are_told() -> None:
     report = contention_report(series(STEADY[:3]))
     assert any("1 of 1 cell have fewer than 5 samples (the smallest 3)" in each for each in report.warnings)
     assert not any("fewer than" in each for each in contention_report(matrix({"shared": 1.0})).warnings)
-    few = [each for each in matrix({"shared": 1.0, "per-worker": 9.0}) if each.round < 4]
+    few = [each for each in matrix({"shared": 1.0, "per-worker": 1.4}) if each.round < 4]
     assert contention_report(few).verdicts == (
         "on test, cold, 16 workers: no verdict yet, 4 of the 5 pairs that one needs",
     )
@@ -219,24 +221,89 @@ def test_small_ratios_are_not_0(low: float, median: float, high: float, text: st
     assert ratio_text(Estimate(median, low, high, 5)) == text
 
 
-def asleep(shared_ns: int, private_ns: int) -> str:
-    """What is said of threads that sleep for so long of a call of a second."""
+def locks(
+    shared: dict[str, int], private: dict[str, int] | None = None, alone: dict[str, int] | None = None
+) -> list[str]:
+    """What is said of locks where four workers with shared and private caches have these figures."""
+    made = {CacheMode.SHARED: shared} | ({} if private is None else {CacheMode.PER_WORKER: private})
     rows = [
         row
-        for mode, slept in ((CacheMode.SHARED, shared_ns), (CacheMode.PER_WORKER, private_ns))
-        for row in series([1.0] * 5, mode=mode, workers=4, cpu_ns=10**9 - slept)
+        for mode, figures in made.items()
+        for workers in (1, 4)
+        for row in series([1.0] * 5, mode=mode, workers=workers, **(figures if workers == 4 else alone or {}))
     ]
-    return "; ".join(each for each in contention_report(rows).warnings if "slept" in each)
+    return [each for each in contention_report(rows).warnings if "with a shared cache" in each]
 
 
-def test_private_caches_are_the_evidence_for_a_lock_of_the_cache() -> None:
-    assert asleep(50_000_000, 0) == ""
-    words = "test, cold, 4 workers: threads slept for 60% of the calls' time with a shared cache and "
-    assert (
-        asleep(600_000_000, 100_000_000)
-        == words + "10% with private ones: its lock is the reason for the rest"
+def test_one_worker_and_private_caches_are_the_evidence_for_a_lock_that_sleeps_or_spins() -> None:
+    idle: dict[str, int] = {}
+    waits, spins = {"cpu_ns": 4 * 10**8}, {"cpu_ns": 2 * 10**9, "call_ns": 2 * 10**9}
+    assert locks(idle, idle) == []
+    place = "(test, cold, 4 workers)"
+    for figures, symptom in (
+        (waits, f"with a shared cache threads slept for 60% of the calls' time {place}"),
+        (spins, f"with a shared cache CPU time per pipeline is 2.00 times that of one worker {place}"),
+    ):
+        assert locks(figures, idle) == [
+            f"{symptom}, less with private caches: the lock of the cache is the reason"
+        ]
+        (other,) = locks(figures, figures)
+        assert other.startswith(
+            f"{symptom}, as with private caches: a lock of the driver may be, none of the"
+        )
+        assert locks(figures) == [
+            f"{symptom}: mode per-worker shows whether the lock of the cache is the reason"
+        ]
+    assert [each.rpartition(": ")[2] for each in locks(waits, waits, alone=waits)] == [
+        "one worker waits for no lock",
+        "one worker does so as long, so no lock is the reason",
+    ]
+    starved = waits | {"run_delay_ns": 2 * 10**8}
+    assert locks(starved, idle) == []  # the machine may be the reason
+
+
+def test_a_clock_that_changes_in_mid_run_is_told() -> None:
+    def said(factor: float) -> list[str]:
+        rows = [
+            each
+            for number in range(14)
+            for each in series(
+                [1.0], started_at=float(number), cpu_ns=int(10**9 * (factor if number > 7 else 1.0))
+            )
+        ]
+        rows = [msgspec.structs.replace(each, round=number) for number, each in enumerate(rows)]
+        return [each for each in contention_report(rows).warnings if "clock" in each]
+
+    assert said(1.1) == []
+    (told,) = said(1.5)
+    assert told.startswith("from sample 9 of 14 on, CPU time per pipeline is 1.50 times what it was")
+
+
+def test_only_the_drivers_part_of_a_merge_counts() -> None:
+    rows = matrix({"shared": 1.0})
+    merge = {"merge_ns": 10**9, "merge_driver_ns": 10**6}
+    rows += series(STEADY, mode=CacheMode.PER_WORKER, workers=16, **merge)
+    assert contention_report(rows).verdicts == ("on test, cold, 16 workers: equal within 5%",)
+
+
+def test_more_workers_than_cores_and_a_machine_without_processors_get_no_verdict() -> None:
+    two = msgspec.structs.replace(ENVIRONMENT, cores=2)
+    few = [
+        msgspec.structs.replace(each, environment=two)
+        for each in matrix({"shared": 1.0, "per-worker": 2.0}, workers=2)
+    ]
+    many = [
+        msgspec.structs.replace(each, environment=two) for each in matrix({"shared": 1.0, "per-worker": 0.5})
+    ]
+    assert contention_report([*few, *many]).verdicts == (
+        "on test, cold, 2 workers: private caches 2× [2, 2] faster",
     )
-    assert asleep(600_000_000, 600_000_000) == words + "60% with private ones: its lock is not the reason"
+    busy = [msgspec.structs.replace(each, run_delay_ns=3 * 10**8) for each in few]
+    report = contention_report(busy)
+    assert report.verdicts == (
+        "on test, cold, 2 workers: no verdict, since threads waited for a processor for 30% of the time",
+    )
+    assert "nothing is decided: more samples, or a quiet machine" in report.advice[0]
 
 
 @pytest.mark.parametrize(
@@ -245,9 +312,10 @@ def test_private_caches_are_the_evidence_for_a_lock_of_the_cache() -> None:
         ({"driver_ns": 2 * 10**9}, "the driver's own time is longer than the calls (5 of 5 samples)"),
         ({"driver_ns": 0}, "the driver's own time is 0 (5 of 5 samples)"),
         ({"hits": 1000}, "every pipeline is a hit in an empty cache (5 of 5 samples)"),
+        ({"compiled_latency": Latencies(1000, (5.0,) * 7)}, "all pipelines take the same time (5 of 5"),
     ],
 )
-def test_feedback_is_not_believed_where_it_cannot_be(figures: dict[str, int], words: str) -> None:
+def test_feedback_is_not_believed_where_it_cannot_be(figures: dict[str, Any], words: str) -> None:
     assert any(words in each for each in contention_report(series([1.0] * 5, **figures)).warnings)
     assert not any("feedback" in each for each in contention_report(series([1.0] * 5)).warnings)
 

@@ -98,14 +98,14 @@ def test_the_page_stands_alone_and_says_the_verdict_first() -> None:
 
 
 def test_few_samples_and_failures_are_marked() -> None:
-    rows = [each for each in samples() if each.workers == 4 or each.round < 3]
+    rows = [each for each in samples() if each.workers == 4 or each.round < 2]
     lost = failure(workers=4, mode=CacheMode.NONE, round=1, reason=EVIL)
     text = html_report(contention_report([*rows, lost]))
     table = re.findall(r'<tr class="([^"]*)">(.*?)</tr>', text)[:5]
     found = [(kind, re.sub(r"<[^>]*>", " ", row).split()) for kind, row in table]
     assert [(kind, words[:3]) for kind, words in found] == [
-        ("few", ["1", "per-worker", "3"]),
-        ("few", ["1", "shared", "3"]),
+        ("few", ["1", "per-worker", "2"]),
+        ("few", ["1", "shared", "2"]),
         ("few", ["4", "none", "0"]),
         ("", ["4", "per-worker", "5"]),
         ("", ["4", "shared", "5"]),

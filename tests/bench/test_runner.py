@@ -59,8 +59,12 @@ IDENTITY = evolve(simulated_identity(), pipeline_cache_uuid=bytes.fromhex(ENVIRO
 
 
 def filled(**changes: object) -> Filled:
-    usual = {"identity": IDENTITY, "environment": ENVIRONMENT, "warm_rate": 100_000.0}
-    return support.filled(**usual | {"warm_rate_most": 1e9} | changes)
+    usual = {"identity": IDENTITY, "environment": ENVIRONMENT, "hit_s": hits(0.01)}
+    return support.filled(**usual | changes)
+
+
+def hits(one: float, every: float = 1e-6) -> dict[CacheMode, tuple[float, float]]:
+    return {CacheMode.SHARED: (one, every), CacheMode.PER_WORKER: (one, every)}
 
 
 class Answers:
@@ -246,7 +250,7 @@ def test_going_on_compiles_nothing_for_warm_runs(tmp_path: Path) -> None:
     def do(job: Job) -> Answer:
         if isinstance(job, FillJob):
             fills.append(job.reuse)
-            return filled(warm_rate=0.0) if job.reuse else filled()
+            return filled(hit_s={}) if job.reuse else filled()
         assert isinstance(job, SampleJob)
         return answer(job)
 
@@ -268,11 +272,11 @@ def test_a_cache_that_is_there_is_left_as_it_is(small_set: Path, tmp_path: Path)
         first.set_hash,
         first.identity,
     )
-    assert (first.warm_rate > 0, again.warm_rate) == (True, 0.0)
+    assert (len(first.hit_s), again.hit_s) == (2, {})
     assert file.read_bytes() == before
     file.write_bytes(before[:-1])
     mended = fill(msgspec.structs.replace(job, reuse=True))
-    assert mended.warm_rate > 0
+    assert len(mended.hit_s) == 2
     assert len(file.read_bytes()) == len(before)
 
 
@@ -368,13 +372,48 @@ def test_a_driver_whose_cache_keeps_nothing_is_not_measured_warm(tmp_path: Path)
     assert not (tmp_path / RESULTS).exists()
 
 
-def test_a_warm_run_lasts_long_enough_and_is_not_too_large() -> None:
-    assert filled(pipelines=1000, warm_rate=200_000.0).passes(1.0, 3.0) == 200
-    assert filled(pipelines=10, warm_rate=1e9).passes(1.0, 3.0) == 160_000
-    assert filled(pipelines=10**7).passes(1.0, 3.0) == 1
-    assert filled(warm_rate=0.0).passes(1.0, 3.0) == 1
-    # Many workers may be slower than one: three seconds of theirs.
-    assert filled(pipelines=1000, warm_rate=200_000.0, warm_rate_most=5_000.0).passes(1.0, 3.0) == 15
+@pytest.mark.parametrize(
+    ("pipelines", "shared", "private", "passes"),
+    [
+        (1000, (0.005, 1e-6), (0.005, 1e-6), (200, 200)),
+        (10, (1e-8, 1e-8), (1e-8, 1e-8), (160_000, 160_000)),
+        (10**7, (100.0, 100.0), (100.0, 100.0), (1, 1)),
+        # Many workers may be slower than one: three seconds of theirs, of the slower contender.
+        (1000, (0.005, 0.03), (0.005, 0.03), (100, 100)),
+        (1000, (0.005, 0.03), (0.005, 0.01), (100, 100)),
+        # Far apart each has its own number, so that none runs for a minute, and none for milliseconds.
+        (1000, (0.005, 3.0), (0.005, 0.001), (1, 200)),
+        (1000, (0.005, 0.001), (0.005, 3.0), (200, 1)),
+    ],
+)
+def test_a_warm_run_lasts_long_enough_for_both_contenders(
+    pipelines: int, shared: tuple[float, float], private: tuple[float, float], passes: tuple[int, int]
+) -> None:
+    hit_s = {CacheMode.SHARED: shared, CacheMode.PER_WORKER: private}
+    found = filled(pipelines=pipelines, hit_s=hit_s).passes(1.0, 3.0)
+    assert (found[CacheMode.SHARED], found[CacheMode.PER_WORKER]) == passes
+    assert found[CacheMode.PER_WORKER_INTERNAL] == passes[1]
+    assert set(filled(hit_s={}).passes(1.0, 3.0).values()) == {1}
+
+
+def test_an_undecided_group_is_sampled_further_and_one_with_more_workers_than_cores_is_not(
+    tmp_path: Path,
+) -> None:
+    def shaken(job: SampleJob) -> Answer:
+        slow = job.workers == 2 and job.round % 2 == (job.mode == "shared") and job.round < 12
+        factor = 0.5 if job.mode == "per-worker" and job.workers == 1 else 1.0
+        wall_ns = int(10**9 * factor * (1.2 if slow else 1.0))
+        return msgspec.structs.replace(answer(job), wall_ns=wall_ns)
+
+    plan = evolve(PLAN, starts=(Start.COLD,), workers=(1, 2, 4), samples=5, cores=2)
+    outcome = run_bench(plan, tmp_path, run_job=Answers(instead=shaken))
+    rounds = Counter(each.workers for each in counted_samples(outcome.rows) if each.control)
+    assert (rounds[1], rounds[4]) == (5, 5)
+    assert 5 < rounds[2] <= 15
+    assert (outcome.done, outcome.stopped) == (outcome.total, "")
+    again = Answers()
+    assert run_bench(plan, tmp_path, run_job=again).resumed == outcome.done
+    assert again.jobs == []
 
 
 def test_samples_of_the_simulated_device(small_set: Path, tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ def test_a_sample_is_taken_on_a_device_as_compile_opens_it(recorded: tuple[str],
     row = take_sample(sample_job(recorded, profiles=str(profiles)))
     assert row.created == row.pipelines == 4
     assert row.order == "cost"
+    assert row.merge_driver_ns is not None
+    assert 0 < row.merge_driver_ns <= row.merge_ns
     assert [note for note in row.notes if f"{CONTROL[1]} is left off" in note]
     assert not [note for note in take_sample(sample_job(recorded)).notes if "left off" in note]
 
@@ -170,8 +172,8 @@ def test_what_a_fill_keeps_is_found_by_a_probe(recorded: tuple[str], tmp_path: P
     job = fill_job(recorded, cache, mode=CacheMode.PER_WORKER, passes=2)
     filled = fill(job)
     assert (filled.pipelines, filled.hits, filled.not_kept) == (4, 0, "")
-    assert filled.warm_rate > 0
-    assert filled.warm_rate_most > 0
+    assert filled.hit_s.keys() == {CacheMode.SHARED, CacheMode.PER_WORKER}
+    assert all(one > 0 and every > 0 for one, every in filled.hit_s.values())
     assert ask(ProbeStep.LOOK_UP) == (4, ())
     hits, sizes = ask(ProbeStep.GROW)
     assert (hits, len(sizes), len(set(sizes))) == (12, 3, 1)

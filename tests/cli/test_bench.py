@@ -18,26 +18,14 @@ import pytest
 from orchestrator.bench import runner
 from orchestrator.bench.rows import Row, RowsError, RowWriter, Sample, failed_arms
 from orchestrator.bench.runner import BenchOutcome
-from orchestrator.cli.errors import ExitCode, UsageError
+from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.measured import bench_document, report_of, show_bench
 from orchestrator.cli.output import Output
-from orchestrator.cli.values import time_limit_seconds
 from orchestrator.devices.modes import CacheMode
 from orchestrator.stores.files import atomic_file
 from orchestrator.stores.files.atomic_file import SaveError
 from tests.bench.support import done_here, failure, series
 from tests.cli.conftest import Call
-
-
-def test_time_limits() -> None:
-    for text, seconds in (("90s", 90), ("20m", 1200), ("2h", 7200), ("1.5", 1.5), ("3min", 180)):
-        assert time_limit_seconds(text) == seconds
-
-
-def test_time_limits_that_are_none() -> None:
-    for text in ("", "0", "-1", "soon", "5 s", "1d", "nan"):
-        with pytest.raises(UsageError, match="--time-limit"):
-            time_limit_seconds(text)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.bench.calibration import CalibrationProgress
 from orchestrator.bench.matrix import Eta
 from orchestrator.bench.runner import BenchProgress
-from orchestrator.cli.measured import Expectation, eta_text, show_progress
+from orchestrator.cli.measured import eta_text, show_calibration_progress, show_progress
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress_bar import MeasurementBar
 from tests.cli.conftest import terminal_as
@@ -44,9 +44,8 @@ def test_a_pipe_gets_some_lines(capsys: pytest.CaptureFixture[str], monkeypatch:
         for seconds in (0.0, 9.0, 10.0):
             now[0] = 100.0 + seconds
             show_progress(view, progress(Eta(30.0, 0), number=-1 if not seconds else 1))
-    output = Output(json=False)
-    with MeasurementBar(output) as calibration:
-        Expectation(output, calibration, 600.0)(CalibrationProgress(1, 5, "a probe"))
+    with MeasurementBar(Output(json=False)) as calibration:
+        show_calibration_progress(calibration, CalibrationProgress(1, 5, "a probe", 90.0))
     with MeasurementBar(Output(json=True)) as silent:
         silent.stage("opening")
         silent.step("a cell", 1, 2)
@@ -56,32 +55,7 @@ def test_a_pipe_gets_some_lines(capsys: pytest.CaptureFixture[str], monkeypatch:
         "opening",
         "3 of 20: warm-up: a cell (30.00 s to go)",
         "3 of 20: round 2: a cell (30.00 s to go)",
-        "1 of 5: a probe",
-    ]
-
-
-def test_a_calibration_says_before_its_samples_how_long_it_takes_at_most(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    for limit_s in (600.0, 60.0):
-        output = Output(json=False)
-        with MeasurementBar(output) as bar:
-            tell = Expectation(output, bar, limit_s)
-            for done, left_s in ((4, None), (5, 90.0), (6, 80.0)):
-                now[0] += 20.0
-                tell(CalibrationProgress(done, 45, f"process {done}", left_s))
-    expected = "at most 90.00 s for 40 samples; less if contenders fall behind"
-    processes = [
-        "4 of 45: process 4",
-        "5 of 45: process 5 (at most 90.00 s to go)",
-        "6 of 45: process 6 (at most 80.00 s to go)",
-    ]
-    over = "; --time-limit is 60.00 s, so samples of up to 70.00 s may be left out"
-    assert capsys.readouterr().err.splitlines() == [
-        *(processes[0], expected, *processes[1:]),
-        *(processes[0], expected + over, *processes[1:]),
+        "1 of 5: a probe (at most 90.00 s to go)",
     ]
 
 

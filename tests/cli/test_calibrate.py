@@ -9,6 +9,7 @@ import pytest
 from orchestrator.bench import calibration as calibrating
 from orchestrator.bench.jobs import Answer, FillJob, Job, Probed, ProbeJob, ProbeStep, SampleJob
 from orchestrator.cli.errors import ExitCode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores import profile_file
 from orchestrator.stores.files.atomic_file import SaveError
@@ -25,8 +26,7 @@ def quick(job: Job) -> Answer:
         return filled(
             set_name=name,
             pipelines=100,
-            warm_rate=1000.0,
-            warm_rate_most=1000.0,
+            hit_s={CacheMode.SHARED: (0.1, 0.1), CacheMode.PER_WORKER: (0.1, 0.1)},
             binaries="binaries" in name,
         )
     if isinstance(job, ProbeJob):
@@ -61,7 +61,9 @@ def test_verdicts_are_said_in_80_columns_and_kept_and_compile_follows_them(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     folder = tmp_path / "caches"
-    done = call("calibrate", "--device", "simulated", "--workers", "2", "--cache-dir", folder)
+    calibrate = ("calibrate", "--device", "simulated", "--workers", "2", "--cache-dir", folder)
+    assert len(call(*calibrate).out.splitlines()) <= 40
+    done = call(*calibrate, "-v")
     assert done.code == ExitCode.OK
     said = " ".join(done.out.split())
     for words in (
@@ -96,7 +98,7 @@ def test_the_document_is_the_profile_and_too_few_samples_leave_it(call: Call, tm
     assert all(each["low"] <= each["seconds"] <= each["high"] for each in document["figures"])
     before = load_profile(tmp_path, simulated_identity()).profile
     assert before is not None
-    done = call("calibrate", "-d", "simulated", "-n", "4", "-j", "2", "--cache-dir", tmp_path)
+    done = call("calibrate", "-d", "simulated", "-n", "2", "-j", "2", "--cache-dir", tmp_path)
     assert "not saved: nothing could be decided: a verdict needs --samples 5 or more" in done.out
     assert "not decided" in done.out
     assert "--time-limit" not in done.out
