@@ -125,8 +125,6 @@ def _show(output: Output, profile: KeyProfile) -> None:
         _show_not_tried(output, profile.not_tried)
     for name, value in profile.environment.items():
         output.line(styled("set here ", "warn"), f"{name}={value}: the baseline has it, too")
-    for line in profile.disagreements:
-        output.line(styled("disagreement ", "bad"), line)
     for note in profile.notes:
         output.line(styled("note ", "warn"), note)
 

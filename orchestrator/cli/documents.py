@@ -506,7 +506,7 @@ class DoctorDocument(Document, frozen=True, kw_only=True):
 class KeysDocument(KeyProfile, frozen=True, kw_only=True):
     """`doctor --keys --json`: the profile, and where it was saved."""
 
-    version: int = 1  # Version of the document.
+    version: int = 2  # Version of the document.
     profile: str | None  # Where it was saved, or null.
     not_saved: str  # Why it was not saved, or "".
 

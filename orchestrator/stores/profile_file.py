@@ -241,9 +241,6 @@ class KeyProfile(Profile, frozen=True, kw_only=True):
     # The driver's variables that were set, so that the baseline had them. With any, the profile is not the
     # driver's own, and is not saved.
     environment: dict[str, str] = {}
-    # Where VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT and creation feedback gave different
-    # answers.
-    disagreements: tuple[str, ...] = ()
     whole: bool = True  # Whether all variations that this version knows were tried.
 
     @property
@@ -253,8 +250,8 @@ class KeyProfile(Profile, frozen=True, kw_only=True):
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the baseline fails for a supported kind, or the ways to detect hits disagreed."""
-        return bool(self.disagreements) or any(each.problem and each.pipelines for each in self.kinds)
+        """Whether the baseline fails for a kind that the device supports."""
+        return any(each.problem and each.pipelines for each in self.kinds)
 
 
 KEY_PROFILE: Final = Kind("key profile", KeyProfile)

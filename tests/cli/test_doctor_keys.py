@@ -137,7 +137,6 @@ def test_a_part_is_not_kept(call: Call, folder: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
-        ({"disagreements": ("one says this, the other that",)}, ExitCode.PIPELINES_FAILED),
         (
             {"kinds": (ProbedKind(kind="compute", pipelines=2, usable=0, problem="A/A"),)},
             ExitCode.PIPELINES_FAILED,
