@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 import numpy.typing as npt
 from attrs import frozen
@@ -21,6 +19,7 @@ from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from tests.drivers import unsupported
+from tests.sets.spirv.shader_words import compute_module
 
 PIPELINES = 4
 
@@ -78,23 +77,7 @@ def sample_image(device: Device) -> CreateInfoImage:
 
 def empty_compute_shader(local_size: int) -> bytes:
     """SPIR-V of a compute shader that does nothing, in workgroups of `local_size`."""
-    main, void, function, label = 1, 2, 3, 4
-    instructions: tuple[tuple[int, ...], ...] = (
-        (17, 1),  # OpCapability Shader
-        (14, 0, 1),  # OpMemoryModel Logical GLSL450
-        (15, 5, main, *struct.unpack("<2I", b"main\0\0\0\0")),  # OpEntryPoint GLCompute
-        (16, main, 17, local_size, 1, 1),  # OpExecutionMode LocalSize
-        (19, void),  # OpTypeVoid
-        (33, function, void),  # OpTypeFunction
-        (54, void, main, 0, function),  # OpFunction
-        (248, label),  # OpLabel
-        (253,),  # OpReturn
-        (56,),  # OpFunctionEnd
-    )
-    words = [0x07230203, 0x00010000, 0, label + 1, 0]
-    for code, *operands in instructions:
-        words += [(1 + len(operands)) << 16 | code, *operands]
-    return struct.pack(f"<{len(words)}I", *words)
+    return compute_module(local_size=(local_size, 1, 1))
 
 
 def like_size(one: int, other: int) -> bool:

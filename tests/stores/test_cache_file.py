@@ -6,9 +6,11 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from attrs import evolve
 
+from orchestrator import Identification, load_into_cache, save_merged
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import (
     CACHE_FILE_SUFFIX,
@@ -21,6 +23,7 @@ from orchestrator.stores.cache_file import (
     save_cache_file,
 )
 from orchestrator.stores.files.fault_injection import FaultyFileOperations
+from orchestrator.testing import SimulatedDevice, simulated_image
 from tests.stores.samples import NAVI21, NAVI31, driver_data, file_content
 
 
@@ -178,3 +181,17 @@ def test_what_is_worth_nothing_replaces_nothing(tmp_path: Path, data: bytes, rea
 def test_data_that_starts_with_zeros_is_saved(tmp_path: Path) -> None:
     report = save_cache_file(tmp_path / "file", NAVI21, driver_data(payload=bytes(500) + b"."))
     assert (report.skipped, report.saved_bytes) == (None, PREFIX_HEADER_SIZE + 32 + 501)
+
+
+def test_a_cache_file_is_named_by_text(tmp_path: Path) -> None:
+    device = SimulatedDevice()
+    cache = device.create_pipeline_cache()
+    device.create_pipelines(device.prepare(simulated_image(range(5))), np.arange(5, dtype=np.int32), cache)
+    path = cache_path(str(tmp_path), device.identity)
+    assert path.parent == tmp_path
+    assert save_cache_file(str(path), device.identity, device.pipeline_cache_data(cache).data).saved_bytes
+    assert read_cache_file(str(path), device.identity).status is LoadStatus.LOADED
+    loaded, result = load_into_cache(device, str(path))
+    assert result.status is LoadStatus.LOADED
+    assert save_merged(device, str(path), loaded).path == path
+    assert Identification(None, str(tmp_path)).directory == tmp_path

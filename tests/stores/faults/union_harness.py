@@ -15,7 +15,6 @@ import json
 import os
 import random
 import signal
-import struct
 import sys
 import time
 from functools import partial
@@ -27,11 +26,13 @@ import numpy as np
 from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT, Device, PipelineCache
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.opening import open_device, own_process
+from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores.cache_file import cache_path, load_into_cache, save_merged
+from tests.sets.spirv.shader_words import compute_module
 from tests.stores.faults.kill_harness import POLICY, forked
 
 SHARES = (range(1000), range(500, 1500))
@@ -40,61 +41,39 @@ BATCH = 50  # pipelines between two saves
 
 
 def compute_shader(number: int) -> bytes:
-    """SPIR-V of an empty compute shader, another one for each number up to 1,500: its workgroups differ."""
+    """An empty compute shader, another one for each number up to 1,500: its workgroups differ."""
     if number < 1024:
-        size = (number % 64 + 1, number // 64 + 1, 1)
-    else:
-        size = ((number - 1024) % 32 + 1, (number - 1024) // 32 + 1, 2)
-    main, void, function, label = 1, 2, 3, 4
-    instructions: tuple[tuple[int, ...], ...] = (
-        (17, 1),  # OpCapability Shader
-        (14, 0, 1),  # OpMemoryModel Logical GLSL450
-        (15, 5, main, *struct.unpack("<2I", b"main\0\0\0\0")),  # OpEntryPoint GLCompute
-        (16, main, 17, *size),  # OpExecutionMode LocalSize
-        (19, void),  # OpTypeVoid
-        (33, function, void),  # OpTypeFunction
-        (54, void, main, 0, function),  # OpFunction
-        (248, label),  # OpLabel
-        (253,),  # OpReturn
-        (56,),  # OpFunctionEnd
-    )
-    words = [0x07230203, 0x00010000, 0, label + 1, 0]
-    for code, *operands in instructions:
-        words += [(1 + len(operands)) << 16 | code, *operands]
-    return struct.pack(f"<{len(words)}I", *words)
+        return compute_module(local_size=(number % 64 + 1, number // 64 + 1, 1))
+    return compute_module(local_size=((number - 1024) % 32 + 1, (number - 1024) // 32 + 1, 2))
 
 
-def make_set() -> tuple[PipelineSet, list[int]]:
-    """The union of both sets, and the key of each pipeline by its number."""
+def make_images() -> dict[range, CreateInfoImage]:
+    """The images of both sets and of their union, which need nothing of a device."""
     records = MemoryRecords("union")
     builder = PipelineSetBuilder(records)
     keys = [
         builder.compute_pipeline("auto", builder.shader_module(compute_shader(one))) for one in range(UNION)
     ]
     assert len(set(keys)) == UNION
-    return PipelineSet.from_records(records), keys
+    source, images = PipelineSet.from_records(records), {}
+    for numbers in (*SHARES, range(UNION)):
+        wanted = {keys[number] for number in numbers}
+        built = build_image(source, [job for job in source.pipelines if job.key in wanted], AnyDevice())
+        assert built.problems == ()
+        assert len(built.image) == len(numbers)
+        images[numbers] = built.image
+    return images
 
 
-def image_of(source: PipelineSet, keys: list[int], numbers: range, device: Device) -> CreateInfoImage:
-    """The image of some of the pipelines."""
-    wanted = {keys[number] for number in numbers}
-    built = build_image(source, [job for job in source.pipelines if job.key in wanted], device.capabilities)
-    assert built.problems == ()
-    assert len(built.image) == len(numbers)
-    return built.image
-
-
-def compile_share(
-    directory: Path, selector: str, source: PipelineSet, keys: list[int], numbers: range
-) -> None:
+def compile_share(directory: Path, selector: str, image: CreateInfoImage) -> None:
     """Load, compile what is missing, save after each batch that had something new."""
     device = open_device(selector)
     path = cache_path(directory, device.identity)
     cache, _ = load_into_cache(device, path, POLICY)
-    prepared = device.prepare(image_of(source, keys, numbers, device))
+    prepared = device.prepare(image)
     unsaved = False
-    for start in range(0, len(numbers), BATCH):
-        indices = np.arange(start, min(start + BATCH, len(numbers)), dtype=np.int32)
+    for start in range(0, len(image), BATCH):
+        indices = np.arange(start, min(start + BATCH, len(image)), dtype=np.int32)
         batch = device.create_pipelines(prepared, indices, cache)
         assert not batch.results.any()
         unsaved |= bool(np.any(batch.feedback_flags & FEEDBACK_APPLICATION_CACHE_HIT == 0))
@@ -111,12 +90,12 @@ def _save(device: Device, path: Path, cache: PipelineCache) -> bool:
     return report.skipped is None or report.skipped.startswith("nothing is new")
 
 
-def look(directory: Path, selector: str, source: PipelineSet, keys: list[int], result_pipe: int) -> None:
+def look(directory: Path, selector: str, image: CreateInfoImage, result_pipe: int) -> None:
     """A new process: how much of both sets is in the file."""
     device = open_device(selector)
     path = cache_path(directory, device.identity)
     cache, result = load_into_cache(device, path)
-    prepared = device.prepare(image_of(source, keys, range(UNION), device))
+    prepared = device.prepare(image)
     batch = device.create_pipelines(prepared, np.arange(UNION, dtype=np.int32), cache)
     hits = int(np.count_nonzero(batch.feedback_flags & FEEDBACK_APPLICATION_CACHE_HIT))
     answer = {"hits": hits, "status": str(result.status), "file_bytes": path.stat().st_size}
@@ -127,11 +106,11 @@ def look(directory: Path, selector: str, source: PipelineSet, keys: list[int], r
 def run(directory: str, selector: str, seed: int, kills: int, longest_s: float) -> dict[str, Any]:
     """Start both, kill and start again, wait for both, look; what happened."""
     chance, folder = random.Random(seed), Path(directory)
-    source, keys = make_set()
+    images = make_images()
     killed, wrong = 0, []
 
     def start(numbers: range) -> int:
-        return forked(partial(compile_share, folder, selector, source, keys, numbers))
+        return forked(partial(compile_share, folder, selector, images[numbers]))
 
     running = {start(numbers): numbers for numbers in SHARES}
     next_kill = time.monotonic() + chance.uniform(0, longest_s)
@@ -152,7 +131,7 @@ def run(directory: str, selector: str, seed: int, kills: int, longest_s: float) 
         else:
             time.sleep(0.002)
     receive, send = os.pipe()
-    looker = forked(partial(look, folder, selector, source, keys, send))
+    looker = forked(partial(look, folder, selector, images[range(UNION)], send))
     os.close(send)
     answer = os.read(receive, 4096)
     if os.waitpid(looker, 0)[1]:
