@@ -19,13 +19,24 @@ _LEFTOVER = "leftover of a killed process"
 
 
 def prune_directory(
-    directory: Path, max_bytes: int | None, older_than_ns: int | None, *, dry_run: bool, json: bool
+    directory: Path,
+    max_bytes: int | None,
+    older_than_ns: int | None,
+    *,
+    keep_builds: int,
+    dry_run: bool,
+    json: bool,
 ) -> int:
     """Prune a directory of cache files, and show what was removed; returns the exit code."""
     output = Output(json=json)
     here, problem = devices_here()
     plan = plan_prune(
-        directory, here=here, max_bytes=max_bytes, older_than_ns=older_than_ns, now_ns=time.time_ns()
+        directory,
+        here=here,
+        max_bytes=max_bytes,
+        older_than_ns=older_than_ns,
+        keep_builds=keep_builds,
+        now_ns=time.time_ns(),
     )
     swept = sweep_directory(directory, dry_run=dry_run) + sweep_pack(directory, dry_run=dry_run)
     report = PruneReport((), ()) if dry_run else prune(plan)

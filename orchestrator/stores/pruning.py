@@ -51,6 +51,9 @@ from orchestrator.stores.profile_file import (
 from orchestrator.stores.run_notes import PLANS
 from orchestrator.stores.state import STATE_NAME, State, state_path
 
+KEPT_BUILDS: Final = 3
+"""Builds of a driver, for each device, whose cache files stay by default."""
+
 _LEAST_UNUSED: Final = 1 << 20  # pages that the next run will fill are not worth a copy
 _PROFILES: Final = {each.name: each for each in (CALIBRATION, KEY_PROFILE, QUARANTINE)}
 
@@ -62,10 +65,14 @@ class PruneReason(enum.StrEnum):
     PREVIOUS = "previous generation"  # its current generation is whole and not suspected
     ORPHAN = "damaged previous generation"  # without a current one
     OTHER_DRIVER = "other driver"  # made by another version or build of a driver that is here
+    OLD_BUILD = "old build"  # of a device whose cache files of newer builds of its driver are there
     OLD = "old"  # not saved for longer than the given age
     SIZE = "over the size"  # the oldest of those that exceed the given size
     UNUSED = "unused pages"  # of the database
     STATE = "notes of a removed file"
+
+
+_WITH_NOTES: Final = frozenset({PruneReason.OTHER_DRIVER, PruneReason.OLD_BUILD})
 
 
 @frozen
@@ -121,6 +128,7 @@ class _Rules:
 
     here: Sequence[DeviceIdentity]
     older_than_ns: int | None
+    keep_builds: int
     now_ns: int
 
     def unwanted(
@@ -134,17 +142,33 @@ class _Rules:
         return None, ""
 
 
+def _old_builds(
+    files: Iterable[tuple[PipelineCachePrefixHeader | None, int]], here: Iterable[DeviceIdentity], keep: int
+) -> set[ProfileIdentity]:
+    """Builds of drivers that are not here, but for the `keep` builds of each device that were saved last."""
+    saved_ns: dict[tuple[int, ...], dict[ProfileIdentity, int]] = {}
+    for header, used_ns in files:
+        if header is not None:
+            build = ProfileIdentity.of(header)
+            builds = saved_ns.setdefault(_device_of(header), {})
+            builds[build] = max(used_ns, builds.get(build, 0))
+    installed = {ProfileIdentity.of(each) for each in here}
+    old: set[ProfileIdentity] = set()
+    for builds in saved_ns.values():
+        old.update(sorted(builds, key=lambda each: (each in installed, builds[each]), reverse=True)[keep:])
+    return old - installed
+
+
+def _device_of(about: PipelineCachePrefixHeader | ProfileIdentity | DeviceIdentity) -> tuple[int, ...]:
+    return about.vendor_id, about.device_id, about.driver_id, about.driver_abi
+
+
 def other_driver(about: PipelineCachePrefixHeader | ProfileIdentity, here: Iterable[DeviceIdentity]) -> str:
     """How a driver's version differs from that of the same driver on every matching device here, or "".
 
     The pipelineCacheUUID is not compared, because it may differ between two applications on one driver.
     """
-    versions = {
-        each.driver_version
-        for each in here
-        if (each.vendor_id, each.device_id, each.driver_id, each.driver_abi)
-        == (about.vendor_id, about.device_id, about.driver_id, about.driver_abi)
-    }
+    versions = {each.driver_version for each in here if _device_of(each) == _device_of(about)}
     if not versions or about.driver_version in versions:
         return ""
     return f"driverVersion: expected {min(versions):#x}, found {about.driver_version:#x}"
@@ -156,6 +180,7 @@ def plan_prune(
     here: Sequence[DeviceIdentity] = (),
     max_bytes: int | None = None,
     older_than_ns: int | None = None,
+    keep_builds: int = KEPT_BUILDS,
     now_ns: int = 0,
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> PrunePlan:
@@ -166,6 +191,8 @@ def plan_prune(
         here: Devices of this machine: files of other builds of their drivers are not wanted.
         max_bytes: Most bytes of the remaining cache files, plans and binaries together; None for no bound.
         older_than_ns: Age from which a file is not wanted; None for no bound.
+        keep_builds: Of how many builds of its driver the cache files of each device stay, of those that were
+            saved last; what is here stays in any case.
         now_ns: The time, ns since the epoch.
         operations: The calls to use.
 
@@ -173,7 +200,7 @@ def plan_prune(
         ReadError: The directory cannot be listed.
         PackError: It is a pack whose manifest cannot be read.
     """
-    rules = _Rules(here, older_than_ns, now_ns)
+    rules = _Rules(here, older_than_ns, keep_builds, now_ns)
     items = [
         each.item(PruneReason.QUARANTINE)
         for each in _files(directory / QUARANTINE_DIRECTORY, operations)
@@ -185,7 +212,7 @@ def plan_prune(
     unwanted, kept = _plan_cache_files(files, rules, operations)
     plans: list[_Found] = []
     if not is_packed:
-        gone = {each.path.name for each in unwanted if each.reason is PruneReason.OTHER_DRIVER}
+        gone = {each.path.name for each in unwanted if each.reason in _WITH_NOTES}
         notes, plans = _plan_values(directory, gone, rules, operations)
         unwanted += notes
     items += unwanted
@@ -206,11 +233,17 @@ def _plan_cache_files(
     items: list[PruneItem] = []
     kept: list[_Found] = []
     ends = CACHE_FILE_SUFFIX, CACHE_FILE_SUFFIX + PREVIOUS_SUFFIX
+    found = []
     for base in sorted({name.removesuffix(PREVIOUS_SUFFIX) for name in files if name.endswith(ends)}):
         there = [each for each in (files.get(base), files.get(base + PREVIOUS_SUFFIX)) if each is not None]
-        inspection = inspect_cache_file(there[0].path, operations=operations)
+        found.append((base, there, inspect_cache_file(there[0].path, operations=operations)))
+    headers = ((inspection.prefix_header, there[0].used_ns) for _, there, inspection in found)
+    old_builds = _old_builds(headers, rules.here, rules.keep_builds)
+    for base, there, inspection in found:
         is_whole, header = inspection.status is LoadStatus.LOADED, inspection.prefix_header
         reason, detail = rules.unwanted(header, there[0].used_ns)
+        if reason is None and header is not None and ProfileIdentity.of(header) in old_builds:
+            reason, detail = PruneReason.OLD_BUILD, f"not one of the last {rules.keep_builds}"
         if reason is None and base not in files and not is_whole:
             reason, detail = PruneReason.ORPHAN, inspection.reason
         if reason is not None:

@@ -77,6 +77,35 @@ def test_everything_that_nobody_needs(call: Call, folder: Path) -> None:
     }
 
 
+def _saved(folder: Path, number: int, *, device_id: int) -> Path:
+    """A cache file of a build of a driver, saved so many days after the first one."""
+    uuid = bytes([number] * 16)
+    build = evolve(IDENTITY, device_id=device_id, driver_version=number, pipeline_cache_uuid=uuid)
+    inner = bytearray(data_of(OURS))
+    inner[12:16] = build.device_id.to_bytes(4, "little")
+    inner[16:32] = build.pipeline_cache_uuid
+    path = cache_path(folder, build)
+    save_cache_file(path, build, bytes(inner))
+    os.utime(path, ns=(0, (number + 1) * DAY_NS))
+    return path
+
+
+def test_builds_that_are_gone(call: Call, folder: Path) -> None:
+    """An absent device keeps the files of the last builds; one that is here also its own, however old."""
+    gone = [_saved(folder, number, device_id=7) for number in range(5)]
+    kept = [_saved(folder, number, device_id=8) for number in range(3)]
+    add_durations(gone[0], np.ones(1, np.uint64), np.ones(1, np.int64))
+    expected = dict.fromkeys((each.name for each in gone[:2]), "old build")
+    state = {"state.sqlite": "notes of a removed file"}
+    assert removed(call, folder, "--dry-run") == expected | state
+    assert removed(call, folder, "--dry-run", "--keep-builds", "5") == {}
+    assert removed(call, folder) == expected | state
+    installed = evolve(IDENTITY, device_id=8, driver_version=0, pipeline_cache_uuid=bytes(16))
+    here = [evolve(installed, driver_version=each) for each in range(3)]
+    old = {each.path for each in plan_prune(folder, here=here, keep_builds=1).items}
+    assert old == {*gone[2:4], *kept[1:]}
+
+
 def test_what_others_put_into_the_quarantine_stays(call: Call, folder: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
