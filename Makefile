@@ -21,6 +21,7 @@ test: lint ## set up, check, and run all tests
 
 campaigns: setup ## the whole of the campaigns of which a run of all tests tries a share: kills, damage, fuzzing
 	@ORCHESTRATOR_CAMPAIGNS=whole $(OWNED) $(PYTHON) -m pytest tests/stores/faults tests/stores/test_binary_store.py \
+		tests/run/test_storms.py tests/run/test_cancellation.py tests/run/test_compile_cancellation.py \
 		tests/supervise/test_kills.py tests/supervise/test_chaos.py tests/sets/image/test_mutants.py
 
 lint: setup ## style, types, and generated files that must regenerate identically

@@ -1,4 +1,4 @@
-"""How much the campaigns try: kills, chaos, damage, mutants and fuzzing.
+"""How much the campaigns try: kills, chaos, damage, storms, mutants and fuzzing.
 
 A run of all tests tries a fixed share. `make campaigns` sets ORCHESTRATOR_CAMPAIGNS and runs them whole.
 """

@@ -34,8 +34,8 @@ from tests.run.small_sets import write_small_set
 from tests.stores.faults.sets import path_in
 from tests.stores.packs import key_file
 
-PATTERN = "radv:navi[13][013]"
-"""Three families of two generations."""
+PATTERN = "radv:navi3[13]"
+"""Two families."""
 
 
 def test_neither_cache_of_two_targets_loads_on_the_other(call: Call, small_set: Path, tmp_path: Path) -> None:
@@ -60,12 +60,6 @@ def test_neither_cache_of_two_targets_loads_on_the_other(call: Call, small_set: 
         offered = inspected(refused)["offered"]
         assert offered["status"] == "OTHER_DEVICE"
         assert offered["field"] in offered["detail"]
-    # Under the name of its own it is not taken either, by `compile`, which compiles all.
-    files[0].write_bytes(files[1].read_bytes())
-    again = call("compile", small_set, "-d", targets[0], "--out", files[0].parent, "--json")
-    (found,) = again.document["targets"]
-    assert found["report"]["cache_file"]["load_status"] == "OTHER_DEVICE"
-    assert found["report"]["outcomes"]["compiled"] > 0
 
 
 def test_an_application_finds_all_that_a_pack_of_families_installs(call: Call, tmp_path: Path) -> None:
@@ -78,7 +72,7 @@ def test_an_application_finds_all_that_a_pack_of_families_installs(call: Call, t
     made = call("compile", "sample", "--device", PATTERN, "--out", pack, "--json")
     assert made.code == ExitCode.OK, made.err
     targets = made.document["targets"]
-    assert len(targets) >= 3
+    assert len(targets) == 2
     assert len({each["report"]["cache_file"]["path"] for each in targets}) == len(targets)
     assert call("verify", pack).code == ExitCode.OK
     payloads = {}

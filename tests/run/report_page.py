@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import types
 import typing
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,15 @@ _NAMES: dict[Any, str] = {
 }
 
 
+@cache
+def _classes(file: str) -> dict[str, str]:
+    """Source of each class of a file: `inspect.getsource` parses the file again for each."""
+    text = Path(file).read_text("utf-8")
+    lines = text.splitlines()
+    nodes = [each for each in ast.parse(text).body if isinstance(each, ast.ClassDef)]
+    return {each.name: "\n".join(lines[each.lineno - 1 : each.end_lineno]) for each in nodes}
+
+
 def parts_of(kind: type) -> tuple[str, dict[str, str]]:
     """The words of a class, and those of its fields: comments beside or above them, or a section of it."""
     words, _, section = (inspect.getdoc(kind) or "").partition("\nAttributes:\n")
@@ -48,7 +59,7 @@ def parts_of(kind: type) -> tuple[str, dict[str, str]]:
         found |= parts_of(base)[1]
     found |= {name: " ".join(text.split()) for name, text in _ATTRIBUTE.findall(section)}
     above: list[str] = []
-    for line in inspect.getsource(kind).splitlines():
+    for line in _classes(inspect.getfile(kind))[kind.__name__].splitlines():
         field = _FIELD.match(line)
         if field and (text := " ".join([*above, field[2] or ""]).strip()):
             found[field[1]] = text

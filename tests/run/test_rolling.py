@@ -181,7 +181,7 @@ async def test_two_level_keeps_merges_and_look_ups_apart(merge_in_driver: bool) 
     seed_device = SimulatedDevice()
     first = seed_device.prepare(simulated_image(range(40)))
     data = (await run_pipelines(seed_device, first, RunOptions(workers=1))).cache_data or b""
-    for _ in range(5):
+    for _ in range(2):
         report = await run_pipelines(
             device,
             prepared_set(device),

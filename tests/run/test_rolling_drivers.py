@@ -27,7 +27,7 @@ OFTEN = MergePolicy(rolling=True, batches=2, age_ns=None)
 
 
 def run_sample(selector: str, mode: str, rolling: bool, keep: str, start: str = "") -> dict[str, Any]:
-    """In a process of its own: run a quarter of the sample from data in one file, and keep it in another."""
+    """In a process of its own: run a sixth of the sample from data in one file, and keep it in another."""
     data = Path(start).read_bytes() if start else b""
 
     async def main() -> dict[str, Any]:
@@ -36,7 +36,7 @@ def run_sample(selector: str, mode: str, rolling: bool, keep: str, start: str = 
             try:
                 if CacheMode(mode) is CacheMode.TWO_LEVEL and not device.features.compile_required:
                     return {"unsupported": "it cannot fail instead of compiling"}
-                some = source.pipelines[::4]
+                some = source.pipelines[::6]
                 prepared = device.prepare(build_image(source, some, device.capabilities).image)
                 read: list[int] = []
 
@@ -108,5 +108,5 @@ def test_a_rolling_merge_leaves_what_the_barrier_leaves(tmp_path: Path) -> None:
 @pytest.mark.driver("lavapipe")
 def test_two_levels_on_a_driver_whose_cache_keeps_nothing(tmp_path: Path) -> None:
     found = sample_on("lavapipe", "two-level", tmp_path / "data", rolling=True)
-    assert found["compiled"] > 45
+    assert found["compiled"] > 30
     assert any("keeps nothing" in warning for warning in found["warnings"])

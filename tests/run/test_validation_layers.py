@@ -34,13 +34,14 @@ OLD: Final = "1.3.239"
 NEW: Final = "1.4.309"
 BOTH: Final = (OLD, NEW)
 SAMPLE: Final = "sample"
-WARM_SETS: Final = ("supertuxkart", SAMPLE)
 CAPTURED: Final = {each.name: each for each in CORPORA if not each.crashes and not each.slow}
+MODES_OF: Final = {"supertuxkart": tuple(CacheMode), SAMPLE: (CacheMode.PER_WORKER, CacheMode.BINARIES)}
+"""All modes with a few pipelines; with all kinds of pipelines those that create them in different ways."""
 RUNS: Final = tuple(
-    (name, mode)
-    for name in (*CAPTURED, SAMPLE)
-    for mode in CacheMode
-    if name in WARM_SETS or mode is CacheMode.PER_WORKER
+    (name, mode) for name in (*CAPTURED, SAMPLE) for mode in MODES_OF.get(name, (CacheMode.PER_WORKER,))
+)
+WARM_RUNS: Final = tuple(
+    (name, mode) for name, modes in MODES_OF.items() for mode in modes if mode is not CacheMode.NONE
 )
 _MODULE: Final = re.compile(r"VkShaderModule (0x[0-9a-f]+)")
 
@@ -325,9 +326,8 @@ def test_the_layer_finds_no_fault_of_ours(runs: LayeredRuns, name: str, mode: Ca
 
 
 @pytest.mark.parametrize(
-    "mode", [each for each in CacheMode if each is not CacheMode.NONE], ids=lambda mode: mode.value
+    ("name", "mode"), WARM_RUNS, ids=[f"{name}-{mode.value}" for name, mode in WARM_RUNS]
 )
-@pytest.mark.parametrize("name", WARM_SETS)
 def test_the_layer_finds_no_fault_in_a_warm_run_that_merges_on_the_way(
     runs: LayeredRuns, name: str, mode: CacheMode
 ) -> None:
@@ -338,11 +338,12 @@ def test_the_layer_finds_no_fault_in_a_warm_run_that_merges_on_the_way(
 
 
 def test_the_layer_finds_no_fault_where_cache_files_are_merged(runs: LayeredRuns, tmp_path: Path) -> None:
-    modes = (CacheMode.SHARED, CacheMode.PER_WORKER)
-    for mode in modes:
-        runs.compiled(SAMPLE, mode).document()
-    files = [str(path) for mode in modes for path in runs.cache_folder(SAMPLE, mode).glob("*.pipeline-cache")]
-    assert len(files) == len(modes)
+    names = ("supertuxkart", SAMPLE)
+    for name in names:
+        runs.compiled(name, CacheMode.PER_WORKER).document()
+    folders = [runs.cache_folder(name, CacheMode.PER_WORKER) for name in names]
+    files = [str(path) for folder in folders for path in folder.glob("*.pipeline-cache")]
+    assert len(files) == len(names)
     output = tmp_path / "all.pipeline-cache"
     arguments = ["merge", *files, "--output", str(output), "--device", SELECTOR, "--json"]
     run = run_layered(runs.layer, SELECTOR, tmp_path / "log", ["-m", "orchestrator", *arguments])
