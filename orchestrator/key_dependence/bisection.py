@@ -57,6 +57,7 @@ Progress = Callable[[str, int, int], None]
 
 _PROCESSES_MOST: Final = 8
 _BESIDE_MOST: Final = 8
+_BESIDE_VERSIONS: Final = ("1.3", "1.4")
 _TIME_IS_UP: Final = "the time limit"
 _FEEDBACK: Final = "creation feedback"
 _FORBIDDEN: Final = "compiling forbidden (FAIL_ON_PIPELINE_COMPILE_REQUIRED)"
@@ -254,7 +255,7 @@ class _Bisection:
     # --- rounds
 
     def _beside(self, features: Sequence[Feature]) -> list[Variation]:
-        # With a feature that matters, all that do not matter alone.
+        # With a feature that matters, all features and versions of Vulkan that do not matter alone.
         alone = {
             feature
             for each in self.verdicts
@@ -267,16 +268,17 @@ class _Bisection:
         ones = [next(members) for _, members in groupby(sorted(alone), key=itemgetter(0))]
         if len(ones) > _BESIDE_MOST:
             self.notes.append(f"{len(ones)} features matter; combinations were tried with {_BESIDE_MOST}")
+        tried = [
+            each.variation
+            for each in self.verdicts
+            if each.variation.name in _BESIDE_VERSIONS and each.tried and not each.missed
+        ]
+        if rest:
+            tried.append(Variation(aspect=Aspect.FEATURE, name=f"{len(rest)} features", features=rest))
         return [
-            Variation(
-                aspect=Aspect.FEATURE,
-                name=f"{len(rest)} features",
-                features=rest,
-                given=frozenset({feature}),
-                groups=self._groups_of(feature),
-            )
+            replace(each, given=frozenset({feature}), groups=self._groups_of(feature))
             for feature in ones[:_BESIDE_MOST]
-            if rest
+            for each in tried
         ]
 
     def _groups_of(self, feature: Feature) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ PLANTED = "PLANTED_KEYS"
 """What keys depend on, as `SimulatedOptions.keys_depend_on` has it, separated by commas."""
 
 BESIDE = "PLANTED_BESIDE"
-"""Two features, "a+b" by their members: keys depend on b where a is enabled."""
+"""Two features, "a+b" by their members: keys depend on b where a is enabled; b may be api_version."""
 
 CRASH = "PLANTED_CRASH"
 """Features' members at which the process dies, separated by commas; joined by "+", where it has them all."""
@@ -56,6 +56,7 @@ def open_planted(request: DeviceRequest) -> Device:
     first, _, second = os.environ.get(BESIDE, "").partition("+")
     if first in asked:
         depends |= {f"{struct}::{member}" for struct, member in request.features if member == second}
+        depends |= {second} & {"api_version"}
     words = os.environ.get("RADV_DEBUG", "").split(",")
     if "nongg" in words:
         depends.add("application_version")

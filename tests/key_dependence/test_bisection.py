@@ -100,6 +100,17 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert profile.environment == {"RADV_DEBUG": "nongg"}
 
 
+def test_versions_are_tried_beside_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA is said to treat robustness otherwise from Vulkan 1.4 on."""
+    monkeypatch.setenv(PLANTED, ROBUST)
+    monkeypatch.setenv(BESIDE, "robustBufferAccess+api_version")
+    profile = find("Features::robustBufferAccess", "apiVersion")
+    assert {(each.name, each.given) for each in profile.depends if each.aspect == "apiVersion"} == {
+        ("1.3", ((BASE, "robustBufferAccess"),))
+    }
+    assert {"1.3"} <= {each.name for each in profile.independent}
+
+
 def test_our_own_features_are_judged_by_feedback_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PLANTED, f"{CACHE_CONTROL},{SHADER_OBJECT}")
     profile = find("shaderObject", "pipelineBinaries")
