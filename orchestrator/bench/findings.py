@@ -237,10 +237,10 @@ class ProbeResult:
 
     @property
     def merge_works(self) -> bool | None:
-        """Whether merged caches hold as much as one shared cache; None if unknown."""
+        """Whether merged caches hold as much as one shared cache, and not for a second compile; or None."""
         if self.shared_hits is None or self.merged_hits is None or not self.cache_keeps:
             return None
-        return self.merged_hits >= self.shared_hits * _WARM_HITS
+        return self.merged_hits >= self.shared_hits * _WARM_HITS and not self.merge_warnings
 
     @property
     def read_back_grows(self) -> bool | None:
@@ -280,7 +280,7 @@ def probe_findings(probe: ProbeResult) -> tuple[Finding, ...]:
                 probe.merge_works,
                 f"merging works: {merged}.",
                 f"merging does not work: {merged}, and {probe.shared_hits} in one shared cache. Use the "
-                "shared cache: a merge loses pipelines.",
+                "shared cache: a merge loses pipelines, or they are compiled twice.",
                 warnings,
             ),
             (

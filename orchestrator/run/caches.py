@@ -52,7 +52,6 @@ BOOKKEEPING_BYTES: Final = 1024
 """By so much a cache may grow in which nothing is new."""
 _PADDING_BYTES: Final = 64  # by which equal content differs from cache to cache
 _SAMPLE: Final = 32  # pipelines that are looked up after a doubtful merge
-_MOST_WARNINGS: Final = 4
 _REMIND_S: Final = 1.0
 
 
@@ -68,7 +67,6 @@ class CacheMerge(msgspec.Struct, frozen=True):
     unmerged: int = 0  # sources that the driver did not merge
     why: str = ""  # not
     doubtful: bool = False  # whether the primary is smaller than all of them, or their number, explains
-    warnings: tuple[str, ...] = ()
 
 
 MergedHook = Callable[[PipelineSource, CacheMerge], None]
@@ -93,9 +91,8 @@ def merge_into(
     Raises:
         ExternalSynchronizationError: A source is in use elsewhere: a caller uses the primary during a run.
     """
-    warnings: list[str] = []
-    source_bytes = tuple(_size_of(source, warnings) for source in sources)
-    before = after = _size_of(primary, warnings)
+    source_bytes = tuple(map(_size_of, sources))
+    before = after = _size_of(primary)
     began_with = max(seed_bytes, primary.header_bytes)
     slack = BOOKKEEPING_BYTES if seed_bytes else _PADDING_BYTES * len(sources)
     gained = [max(0, size - began_with) for size in source_bytes]
@@ -104,12 +101,12 @@ def merge_into(
     if sources:
         why = _refusal_of(primary, sources)
         merge_ns = time.perf_counter_ns() - started_ns
-        after = _size_of(primary, warnings)
+        after = _size_of(primary)
         doubtful = bool(why) or after + slack < before + sum(gained)
     if doubtful:
         for source, size, own in zip(sources, source_bytes, gained, strict=True):
             refusal = _refusal_of(primary, [source])
-            after = _size_of(primary, warnings)
+            after = _size_of(primary)
             if own > slack and (refusal or after + slack < size):
                 unmerged += 1
                 why = refusal or f"it said success, and of {size} bytes the merged cache has {after}"
@@ -123,7 +120,6 @@ def merge_into(
         unmerged=unmerged,
         why=why,
         doubtful=doubtful,
-        warnings=tuple(warnings),
     )
 
 
@@ -135,13 +131,11 @@ def _refusal_of(primary: PipelineSource, sources: Sequence[PipelineSource]) -> s
     return ""
 
 
-def _size_of(source: PipelineSource, warnings: list[str]) -> int:
-    """Size of a source, bytes; 0 and a warning where the driver refuses: a run is not lost to a figure."""
-    try:
+def _size_of(source: PipelineSource) -> int:
+    """Size of a source, bytes; 0 where the driver refuses: a run is not lost to a figure."""
+    with suppress(DriverError):
         return source.size()
-    except DriverError as refused:
-        warnings.append(f"the size of {source.name} is not known and counts as 0: {refused}")
-        return 0
+    return 0
 
 
 def pruned_bytes(source_bytes: Sequence[int], before: int, after: int, header_bytes: int) -> int:
@@ -455,7 +449,7 @@ class RunCaches:
             self.primary = self._own_primary = self._create_primary(primary_data)
         elif isinstance(self.primary, PipelineCache) and self.primary.device is not self.device:
             raise DeviceError(f"the primary of this run: {self.primary.name!r} belongs to another device")
-        self._primary_bytes = _size_of(self.primary, self.notes)
+        self._primary_bytes = _size_of(self.primary)
         self.primary_is_filled = self._primary_bytes > self.primary.empty_bytes
         self.guard = PrimaryGuard(needed=self._looks_up and not self.primary.internally_synchronized_merge)
         if isinstance(self.primary, BinarySource):
@@ -665,7 +659,7 @@ class RunCaches:
         """Everything that the primary seemed to lack was compiled again. Blocking."""
         assert self._merge is not None  # noqa: S101 - after `merge`
         if self.primary is not None and not self._unkept:
-            size = _size_of(self.primary, self.notes)
+            size = _size_of(self.primary)
             # What a driver never finds, though it is there, is no loss.
             self._again *= size > self._merge.primary_bytes or not size
             self._merge = msgspec.structs.replace(self._merge, primary_bytes=size)
@@ -689,7 +683,7 @@ class RunCaches:
         """Whether all caches hold only their header."""
         primary = self.primary
         sizes = [size for each in self._all_merges for size in (each.primary_bytes, *each.source_bytes)]
-        return primary is not None and max(sizes, default=0) <= primary.empty_bytes
+        return primary is not None and 0 < max(sizes, default=0) <= primary.empty_bytes
 
     def read_back(self) -> None:
         """Read the data of a primary that was made here. Blocking."""
@@ -720,7 +714,7 @@ class RunCaches:
         if merge is None or primary is None:
             return None
         every = (*merge.source_bytes, *self._rotated_bytes)
-        warnings = [*merge.warnings, *self._rotation_warnings(), *self._loss_warnings()]
+        warnings = [*filter(None, [self.refused]), *self._loss_warnings()]
         if compiled and self.mode is not CacheMode.BINARIES and self._keeps_nothing:
             warnings.append(
                 f"the driver's cache keeps nothing: all caches hold only their header (pipelines compiled: "
@@ -770,11 +764,3 @@ class RunCaches:
                 "compiled again, into one cache; use mode shared, which needs no merge"
             ]
         return []
-
-    def _rotation_warnings(self) -> list[str]:
-        """The warnings, each once; of many the first, for a driver that refuses does so at every merge."""
-        every = [warning for each in self._merges for warning in each.warnings]
-        different = list(dict.fromkeys(filter(None, [*every, self.refused])))
-        if (more := len(different) - _MOST_WARNINGS) > 0:
-            different[_MOST_WARNINGS:] = [f"and {more} more warnings of the rolling merge"]
-        return different

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -53,7 +54,7 @@ Primary: TypeAlias = PipelineSource | bytes | None
 
 _T = TypeVar("_T")
 _Rest: TypeAlias = Callable[[], Awaitable[Any]]
-_Begin: TypeAlias = Callable[[PipelineSession], Awaitable[_Rest]]
+_Begin: TypeAlias = Callable[[PipelineSession], _Rest | Awaitable[_Rest]]
 _OpenOn: TypeAlias = Callable[[Device, PreparedPipelines], AbstractAsyncContextManager[PipelineSession]]
 
 
@@ -144,7 +145,7 @@ class SessionThread:
         """
         given = dict(skipped) if isinstance(skipped, Mapping) else skipped
 
-        async def begin(session: PipelineSession) -> _Rest:
+        def begin(session: PipelineSession) -> _Rest:
             if isinstance(source, PreparedPipelines):
                 return _already(session.add(source, skipped=given))
 
@@ -163,26 +164,20 @@ class SessionThread:
         Until the future is done, no time limit stops pipelines with priority NOW, even if the caller stops
         waiting.
         """
-
-        async def begin(session: PipelineSession) -> _Rest:
-            return session.begin_require(pipeline)
-
-        return self._send(Future(), begin)
+        return self._send(Future(), lambda session: session.begin_require(pipeline))
 
     def promote(self, pipelines: Pipelines | Ticket, priority: Priority) -> Future[int]:
         """Make pipelines more urgent as `PipelineSession.promote` does; the result is how many."""
         chosen = capture(_copied, pipelines)
-
-        async def begin(session: PipelineSession) -> _Rest:
-            return _already(session.promote(self._indices(chosen.unwrap()), priority))
-
-        return self._send(Future(), begin)
+        return self._send(
+            Future(), lambda session: _already(session.promote(self._indices(chosen.unwrap()), priority))
+        )
 
     def cancel(self, pipelines: Pipelines | Ticket | None = None, *, group: int | None = None) -> Future[int]:
         """Cancel as `PipelineSession.cancel`; the result is how many, once none is in flight."""
         chosen = None if pipelines is None else capture(_copied, pipelines)
 
-        async def begin(session: PipelineSession) -> _Rest:
+        def begin(session: PipelineSession) -> _Rest:
             asked = None if chosen is None else self._indices(chosen.unwrap())
             return session.begin_cancel(asked, group=group)
 
@@ -191,7 +186,7 @@ class SessionThread:
     def limit_time(self, seconds: float | None) -> Future[None]:
         """Set a time limit as `PipelineSession.limit_time` does."""
 
-        async def begin(session: PipelineSession) -> _Rest:
+        def begin(session: PipelineSession) -> _Rest:
             session.limit_time(seconds)
             return _already(None)
 
@@ -267,16 +262,13 @@ class SessionThread:
             self._thread.join()
 
     def _end(self, how: Callable[[PipelineSession], Awaitable[RunReport]]) -> Future[RunReport]:
-        async def begin(session: PipelineSession) -> _Rest:
-            async def rest() -> None:
-                try:
-                    await how(session)
-                except DeviceLostError as lost:
-                    self._lost = lost
+        async def end(session: PipelineSession) -> None:
+            try:
+                await how(session)
+            except DeviceLostError as lost:
+                self._lost = lost
 
-            return rest
-
-        self._send(Future(), begin, ends=True)
+        self._send(Future(), lambda session: partial(end, session), ends=True)
         self._ends = True
         return self.ended
 
@@ -359,7 +351,8 @@ class SessionThread:
                         continue
                     sent = self._commands.popleft()
                     try:
-                        rest = await sent.begin(session)
+                        begun = sent.begin(session)
+                        rest = await begun if isinstance(begun, Awaitable) else begun
                     except Exception as error:  # noqa: BLE001 - a bad argument is that future's
                         self._answer(sent.future, error=error)
                     else:

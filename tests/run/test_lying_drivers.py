@@ -31,7 +31,7 @@ from orchestrator.run.options import RunOptions
 from orchestrator.run.records import CompileReport
 from tests.drivers import require_header, require_tool, run_on_device
 from tests.run.small_sets import compiled, write_small_set
-from tests.run.support import prepared_set
+from tests.run.support import EACH_BATCH, ONE, prepared_set
 
 COUNT = 6
 NO_MERGE = "the driver did not merge all worker caches"
@@ -213,6 +213,9 @@ async def test_equal_content_in_several_caches_is_no_loss() -> None:
             return super()._cache_size(cache) + 4 * (cache.name != "primary")
 
     device = Padding(SimulatedOptions(same_binary=dict.fromkeys(range(1, 40), 0)))
-    report = await run_pipelines(device, prepared_set(device, 40), RunOptions(workers=4))
+    options = RunOptions(workers=1, merge=EACH_BATCH, schedule=ONE)
+    report = await run_pipelines(device, prepared_set(device, 40), options)
     assert report.merge is not None
+    assert report.merge.rolling is not None
+    assert report.merge.rolling.folds > 1
     assert (report.merge.warnings, report.merge.unmerged) == ((), 0)
