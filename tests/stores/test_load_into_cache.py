@@ -81,15 +81,6 @@ def test_a_driver_that_forgets_its_uuid_is_caught_by_its_version(tmp_path: Path)
     assert trusting.driver.foreign_hits == len(KEYS)
 
 
-def test_a_driver_that_accepts_a_stale_uuid_is_not_offered_one(tmp_path: Path) -> None:
-    path = saved(tmp_path)
-    device = device_with(DriverBugs(stale_uuid_accepted=True), version=2)
-    cache, result = load_into_cache(device, path, LoadPolicy(relax_driver_version=True))
-    assert (result.status, result.field) == (LoadStatus.OTHER_DRIVER, "pipelineCacheUUID")
-    assert hits(device, cache) == 0
-    assert device.driver.foreign_hits == 0
-
-
 def rejected(path: Path, device: SimulatedDevice) -> bytes:
     """Puts a proven file there whose payload this driver cannot take; returns its content."""
     data = path.read_bytes()[128:]
