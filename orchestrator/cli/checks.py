@@ -11,7 +11,7 @@ from attrs import evolve, field, frozen
 
 from orchestrator.cli.documents import PackedTarget
 from orchestrator.cli.output import Output, byte_text, damage_text, not_checked_text, path_text, plural
-from orchestrator.cli.packs import held_text, target_fields
+from orchestrator.cli.packs import held_text, nothing_of, target_fields
 from orchestrator.cli.progress import SlowWork
 from orchestrator.errors import ArchiveError, OrchestratorError
 from orchestrator.run.records import DamageRecord
@@ -40,6 +40,7 @@ class Checked:
     kind: str
     facts: dict[str, Any] = field(factory=dict)
     summary: str = ""
+    details: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     next_step: str = ""
 
@@ -91,8 +92,8 @@ def _checked(path: Path, key: MacKey | None, output: Output) -> Iterator[Checked
             beside.name,
             {"bytes": size},
             f"{beside.name}, {byte_text(size)}",
-            tuple(filter(None, [beside.problem])),
-            "remove it; the verb that made it makes a new one",
+            problems=tuple(filter(None, [beside.problem])),
+            next_step="remove it; the verb that made it makes a new one",
         )
     else:
         yield _check_cache_file(path)
@@ -134,8 +135,8 @@ def _check_state(path: Path) -> Checked:
         "database",
         {"bytes": size},
         f"database, {byte_text(size)}: {found.holds}",
-        tuple(problems),
-        "nothing: what is damaged is not used, and made anew",
+        problems=tuple(problems),
+        next_step="nothing: what is damaged is not used, and made anew",
     )
 
 
@@ -159,8 +160,8 @@ def _check_directory(path: Path, output: Output) -> Iterator[Checked]:
         f"a directory with {plural(len(caches), 'cache file')} and {plural(len(archives), 'archive')}, "
         f"{plural(quarantined, 'quarantined file')}"
         + (f"; {plural(unseen, 'directory', 'directories')} in it not checked" if unseen else ""),
-        tuple(filter(None, [distrusted])),
-        "until then nothing in it is loaded or saved",
+        problems=tuple(filter(None, [distrusted])),
+        next_step="until then nothing in it is loaded or saved",
     )
     for name in checked:
         is_misplaced = name in kept and (path / name).is_dir()
@@ -177,18 +178,17 @@ def _check_pack(path: Path, key: MacKey | None) -> Checked:
     targets = pack.manifest.targets
     files = sum(len(each.files) for each in targets)
     signature = _signature(signed=pack.signed, checked=key is not None)
-    missing = [f"{each.selector}: {said}" for each in targets for said in missing_shards(each.parts)]
-    without = [f"{each.selector} ({each.problem})" for each in targets if each.problem]
-    failed = sum(each.count("failed") + each.count("quarantined") for each in targets)
-    not_run = sum(each.count("not_run") for each in targets)
-    summary = [
-        f"a pack of {plural(len(targets), 'target')} with {held_text(targets)} in {plural(files, 'file')}, "
-        + signature,
-        *([f"missing {', '.join(missing)}"] if missing else []),
-        *([f"nothing of {', '.join(without)}"] if without else []),
-        *([f"{plural(failed, 'pipeline')} failed"] if failed else []),
-        *([f"{plural(not_run, 'pipeline')} not run"] if not_run else []),
-    ]
+    details = [f"{each.selector}: missing {said}" for each in targets for said in missing_shards(each.parts)]
+    details += nothing_of(targets)
+    for status, what in (("failed", "failed"), ("quarantined", "in quarantine"), ("not_run", "not run")):
+        if count := sum(each.count(status) for each in targets):
+            details.append(f"{plural(count, 'pipeline')} {what}")
+    foreign = [_foreign(path / each) for each in pack.foreign()]
+    if foreign and key is None:
+        details.append(f"not of the pack: {', '.join(foreign)}")
+    problems = [f"{file.name}: {reason}" for file, reason in dict(pack.problems()).items()]
+    if key is not None:
+        problems += [f"{each}: not of the pack, so the key proves nothing of it" for each in foreign]
     return Checked(
         path,
         "pack",
@@ -199,10 +199,16 @@ def _check_pack(path: Path, key: MacKey | None) -> Checked:
             "proven": key is not None,
             "strays": tuple(pack.strays()),
         },
-        "; ".join(summary),
-        tuple(f"{file.name}: {reason}" for file, reason in dict(pack.problems()).items()),
+        f"a pack of {plural(len(targets), 'target')} with {held_text(targets)} in {plural(files, 'file')}, "
+        + signature,
+        tuple(details),
+        tuple(problems),
         "copy the pack again, or run the compile that makes it again",
     )
+
+
+def _foreign(path: Path) -> str:
+    return f"{path_text(path.name)}{' (a symbolic link)' if path.is_symlink() else ''}"
 
 
 def _check_cache_file(path: Path) -> Checked:
@@ -240,8 +246,8 @@ def _check_cache_file(path: Path) -> Checked:
         {"bytes": found.size, "status": found.status, "previous_generation": previous},
         f"{found.kind.value}, {byte_text(found.size)}"
         + (f", with a previous generation ({previous.value})" if previous is not None else ""),
-        tuple(problems),
-        step,
+        problems=tuple(problems),
+        next_step=step,
     )
 
 
@@ -277,6 +283,6 @@ def _check_archive(path: Path, output: Output) -> Checked:
         },
         f"archive, {byte_text(size)}, {plural(records, 'record')}"
         + (f", {not_checked_text(found)}" if found.not_checked else ""),
-        tuple(map(damage_text, damage)) or ("some records cannot be used",) * (found.unusable > 0),
-        "the other records can be used; `orchestrator list SET` shows the damage",
+        problems=tuple(map(damage_text, damage)) or ("some records cannot be used",) * (found.unusable > 0),
+        next_step="the other records can be used; `orchestrator list SET` shows the damage",
     )

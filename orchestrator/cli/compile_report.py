@@ -1,13 +1,18 @@
-"""The report of a compile for people: figures of `CompileReport`. Long lists are cut and say so."""
+"""The report of a compile for people, of one target and of several.
+
+By default it says what became of the pipelines, where the result is, and what a user may have to do; with
+--verbose it has every figure of `CompileReport`. Long lists are cut and say so.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from rich.text import Text
 
-from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import (
     Output,
     Style,
@@ -16,6 +21,7 @@ from orchestrator.cli.output import (
     display,
     driver_text,
     key_text,
+    names_text,
     path_text,
     plural,
     seconds_text,
@@ -23,26 +29,28 @@ from orchestrator.cli.output import (
     table,
 )
 from orchestrator.devices.image import PipelineKind
-from orchestrator.devices.modes import CacheMode
-from orchestrator.errors import shown
+from orchestrator.errors import shell_text, shown
 from orchestrator.process import StageClock
 from orchestrator.run.records import (
-    BinariesRecord,
     CompileReport,
     Death,
-    IdentifiersRecord,
     OutcomeStatus,
     PipelineOutcome,
     ProcessClock,
+    Record,
     Supervision,
 )
 from orchestrator.stores.cache_file import LoadStatus
+from orchestrator.supervise.targets import TargetResult
 
 _T = TypeVar("_T")
 _Rows = Iterator[tuple[str, str | Text]]
 
 _KEYS_SHOWN = 3
-_STAGES = {"read": "set", "open": "device", "cache_load": "loading", "save": "saving", "merge": "merging"}
+_REASONS_SHOWN = 10
+_NOTES_SHOWN = 5
+_UNCALIBRATED = "no calibration: "
+"""What a note begins with that advises to calibrate: not one device after the other for a pack of many."""
 _STATUSES: tuple[tuple[OutcomeStatus, str, Style], ...] = (
     (OutcomeStatus.COMPILED, "compiled", ""),
     (OutcomeStatus.CACHE_HIT, "cache hits", "good"),
@@ -52,64 +60,75 @@ _STATUSES: tuple[tuple[OutcomeStatus, str, Style], ...] = (
 )
 
 
-def show_end(output: Output, report: CompileReport, code: ExitCode, target: str = "") -> None:
-    """Print the last lines: the reasons for the exit code, and whether anything was compiled.
-
-    `target` is the device that the lines are about, where a run has several.
-    """
-
-    def say(text: str, style: Style) -> None:
-        output.problem(styled(f"{target}: {text}" if target else text, style))
-
-    counts = report.outcomes
-    if report.stopped:
-        left = f"{counts.not_run:,} of {plural(report.set.unique, 'pipeline')} were not begun"
-        how = "whether the cache holds them or not; run it again to continue from what was saved"
-        say(f"stopped early: {left}, {how}", "warn")
-    elif not (counts.compiled or counts.cache_hits or counts.failed):
-        none = f"the device supports none of the {plural(counts.skipped, 'pipeline')}"
-        say(f"nothing was compiled: {none if counts.skipped else 'the set holds no pipelines'}", "warn")
-    if display.quiet and counts.failed:
-        say(f"failed: {plural(counts.failed, 'pipeline')}; without --quiet they are named", "bad")
-    if report.set.damage:
-        lost = f"{plural(len(report.set.damage), 'place')} of the set could not be read"
-        hint = "" if code is ExitCode.OK else "; with --allow-damaged this is no error"
-        # What was cut off may have held pipelines, which nobody can count.
-        what = "some pipelines were not compiled" if counts.failed else "it may lack pipelines"
-        say(f"damaged: {lost}, so {what}{hint}", "bad")
-    if report.cache_file.error:
-        say(f"not saved, and lost: {report.cache_file.error}", "bad")
-    if report.binaries is not None and report.binaries.lost:
-        unsaved = f"the binaries of {plural(report.binaries.lost, 'pipeline')}"
-        say(f"not saved, and lost: {unsaved}; a note says why", "bad")
+# --- one target
 
 
-def show_report(output: Output, report: CompileReport) -> None:
+def show_report(output: Output, report: CompileReport, clock: StageClock | None = None) -> None:
     """Write the report to stdout; silent with --json."""
     _show_head(output, report)
     _show_counts(output, report)
-    _show_skipped(output, report.skipped)
-    show_failed(output, report.failed)
+    named = [("", report)]
+    _show_reasons(output, named, OutcomeStatus.SKIPPED)
+    _show_reasons(output, named, OutcomeStatus.FAILED)
     if report.supervision is not None:
         _show_supervision(output, report.supervision)
+        _show_quarantine(output, [report])
     if damage := report.set.damage:
         output.line("")
         output.line(styled(f"damage in the set: {plural(len(damage), 'place')}", "bad"))
         _show_some(output, damage, 5, "place", lambda each: output.line(f"  {damage_text(each)}"))
     output.line("")
-    output.facts([*_work_rows(report), *_cache_rows(report), *_time_rows(report)])
-    for note in report.notes:
-        output.line(styled("note: ", "warn"), note)
-    for warning in report.warnings:
-        output.line(styled("warning: ", "warn"), warning)
+    took = f"{_time(report.timing.wall_ns)} from the first pipeline to the last"
+    in_all = "" if clock is None else f", {_time(ProcessClock.of(clock).total_ns)} in all"
+    figures = _all_rows(report, clock) if display.verbose else ()
+    output.facts([*_cache_rows(report), ("time", took + in_all), *figures])
+    _show_notes(output, named)
 
 
-def show_clock(output: Output, clock: StageClock) -> None:
-    """Print the time of each stage. This is the last line, so that it includes the rest of the report."""
-    spent = ProcessClock.of(clock)
-    named = [(name.removesuffix("_ns"), getattr(spent, name)) for name in spent.__struct_fields__]
-    stages = ", ".join(f"{_STAGES.get(name, name)} {_time(ns)}" for name, ns in named if ns)
-    output.line(styled("process: ", "dim"), f"{_time(spent.total_ns)}: {stages}")
+def show_end(output: Output, results: Sequence[TargetResult], *, allow_damaged: bool) -> None:
+    """Write the last lines: the reasons for the exit code, and whether anything was compiled.
+
+    Args:
+        output: Where to.
+        results: What became of each target; what several have in common is written once. The only target of
+            a run has no name.
+        allow_damaged: Whether damage is no error.
+    """
+    said: dict[tuple[str, Style], list[str]] = {}
+    for result in results:
+        for line in _end_lines(result, allow_damaged=allow_damaged):
+            said.setdefault(line, []).append(result.selector)
+    for (text, style), targets in said.items():
+        output.problem(styled(f"{names_text(targets)}: {text}" if targets[0] else text, style))
+
+
+def _end_lines(result: TargetResult, *, allow_damaged: bool) -> Iterator[tuple[str, Style]]:
+    report = result.report
+    if result.error is not None:
+        yield str(result.error), "bad"
+    if report is None:
+        return
+    counts = report.outcomes
+    if report.stopped and not result.selector:
+        left = f"{counts.not_run:,} of {plural(report.set.unique, 'pipeline')} were not begun"
+        how = "whether the cache holds them or not; run it again to continue from what was saved"
+        yield f"stopped early: {left}, {how}", "warn"
+    elif not (report.stopped or counts.compiled or counts.cache_hits or counts.failed or display.quiet):
+        none = f"the device supports none of the {plural(counts.skipped, 'pipeline')}"
+        yield f"nothing was compiled: {none if counts.skipped else 'the set holds no pipelines'}", "warn"
+    if display.quiet and counts.failed:
+        yield f"failed: {plural(counts.failed, 'pipeline')}; without --quiet they are named", "bad"
+    if report.set.damage and not (display.quiet and allow_damaged):
+        lost = f"{plural(len(report.set.damage), 'place')} of the set could not be read"
+        hint = "" if allow_damaged else "; with --allow-damaged this is no error"
+        # What was cut off may have held pipelines, which nobody can count.
+        what = "some pipelines were not compiled" if counts.failed else "it may lack pipelines"
+        yield f"damaged: {lost}, so {what}{hint}", "bad"
+    if report.cache_file.error:
+        yield f"not saved, and lost: {report.cache_file.error}", "bad"
+    if report.binaries is not None and report.binaries.lost:
+        unsaved = f"the binaries of {plural(report.binaries.lost, 'pipeline')}"
+        yield f"not saved, and lost: {unsaved}; a note says why", "bad"
 
 
 def _show_some(
@@ -133,10 +152,9 @@ def _show_head(output: Output, report: CompileReport) -> None:
     if (subset := report.set.subset) is not None:
         part = f"shard {subset.shard}/{subset.shards}" if subset.shards > 1 else "chosen by key"
         output.line(f"{part}: {report.set.unique:,} of {plural(subset.of, 'pipeline')}")
-    opened = [each.opened_as for each in report.set.groups]
-    texts = [f"device{f' of {shown(each.application)}' if each.application else ''}" for each in opened]
-    lines = [f"{text} opened as {each.request.text}" for text, each in zip(texts, opened, strict=True)]
-    _show_some(output, lines, 4, "group", output.line)
+    for each in (group.opened_as for group in report.set.groups if display.verbose):
+        of = f" of {shown(each.application)}" if each.application else ""
+        output.line(f"device{of} opened as {each.request.text}")
     output.line("")
 
 
@@ -150,11 +168,11 @@ def _show_counts(output: Output, report: CompileReport) -> None:
         return [styled(f"{total:,}"), *(_count(counts[status], style) for status, _, style in columns)]
 
     made = table("pipelines", "all", *(name for _, name, _ in columns), numbers=range(1, len(columns) + 2))
-    for kind in PipelineKind:
-        if report.set.pipelines.get(kind):
-            made.add_row(kind.value.replace("_", " "), *cells(kind))
-    made.add_section()
-    made.add_row("all", *cells(None), style="head")
+    kinds = [kind for kind in PipelineKind if report.set.pipelines.get(kind)]
+    for kind in kinds:
+        made.add_row(kind.value.replace("_", " "), *cells(kind))
+    if len(kinds) != 1:
+        made.add_row("all", *cells(None), style="head")
     output.show(made)
 
 
@@ -162,42 +180,75 @@ def _count(count: int, style: Style) -> Text:
     return styled(f"{count:,}", style if count else "dim")
 
 
-def _show_skipped(output: Output, skipped: Sequence[PipelineOutcome]) -> None:
-    if not skipped:
+def _show_reasons(
+    output: Output, reports: Sequence[tuple[str, CompileReport]], status: OutcomeStatus
+) -> None:
+    """Write why pipelines were skipped, or failed: each reason once, with its pipelines and targets."""
+    by_reason: dict[str, list[tuple[str, PipelineOutcome]]] = {}
+    for target, report in reports:
+        for each in report.skipped if status is OutcomeStatus.SKIPPED else report.failed:
+            by_reason.setdefault(each.reason, []).append((target, each))
+    if not by_reason:
         return
-    by_reason: dict[str, list[PipelineOutcome]] = {}
-    for each in skipped:
-        by_reason.setdefault(each.reason, []).append(each)
-    ranked = sorted(by_reason.items(), key=lambda item: -len(item[1]))
     output.line("")
-    why = "the device lacks, or this version does not know, what they need; the driver was not asked"
-    output.line(styled("skipped", "warn"), f": {why}")
+    if status is OutcomeStatus.SKIPPED:
+        why = "the device lacks, or this version does not know, what they need; the driver was not asked"
+        output.line(styled("skipped", "warn"), f": {why}")
+    else:
+        output.line(styled("failed", "bad"))
 
-    def show(item: tuple[str, list[PipelineOutcome]]) -> None:
+    def show(item: tuple[str, list[tuple[str, PipelineOutcome]]]) -> None:
         reason, members = item
-        output.line(f"  {len(members):>5,}  {reason}")
-        keys = _keys_text(output, [each.key for each in members])
-        left = len(members) - (output.most(_KEYS_SHOWN) or len(members))
-        output.line(styled(f"         {keys}{f', ... {left:,} more' if left > 0 else ''}", "dim"))
+        kind_of = {int(each.key): each.kind.value.replace("_", " ") for _, each in members}
+        output.line(f"  {len(kind_of):>5,}  {reason}")
+        kinds = ", ".join(dict.fromkeys(kind_of.values()))
+        left = len(kind_of) - (output.most(_KEYS_SHOWN) or len(kind_of))
+        more = f", ... {left:,} more" if left > 0 else ""
+        targets = list(dict.fromkeys(target for target, _ in members))
+        on = f", on {_targets_text(targets, reports)}" if targets[0] else ""
+        output.line(styled(f"         {kinds} {_keys_text(output, [*kind_of])}{more}{on}", "dim"))
 
-    _show_some(output, ranked, 10, "reason", show)
+    ranked = sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    _show_some(output, ranked, _REASONS_SHOWN, "reason", show)
+
+
+def _targets_text(targets: Sequence[str], reports: Sequence[tuple[str, CompileReport]]) -> str:
+    whole = 1 < len(targets) == len(reports)
+    return f"all {len(targets):,} targets" if whole else names_text(targets)
 
 
 def _keys_text(output: Output, keys: Sequence[int]) -> str:
     return ", ".join(map(key_text, keys[: output.most(_KEYS_SHOWN)]))
 
 
-def show_failed(output: Output, failed: Sequence[PipelineOutcome]) -> None:
-    """Write the pipelines that failed, and why."""
-    if not failed:
-        return
-    output.line("")
-    output.line(styled("failed", "bad"))
+def _show_notes(output: Output, reports: Sequence[tuple[str, CompileReport]]) -> None:
+    """Write what a reader must know, each note once, with the targets that it is about."""
+    said: dict[str, list[str]] = {}
+    for target, report in reports:
+        for note in (*report.notes, *report.warnings):
+            if not (target and note.startswith(_UNCALIBRATED)):
+                said.setdefault(note, []).append(target)
 
-    def show(each: PipelineOutcome) -> None:
-        output.line(f"  {key_text(each.key)}  {each.kind.value.replace('_', ' ')}  {each.reason}")
+    def show(item: tuple[str, list[str]]) -> None:
+        of = f" ({_targets_text(item[1], reports)})" if item[1][0] else ""
+        output.line(styled("note: ", "warn"), item[0], styled(of, "dim"))
 
-    _show_some(output, failed, 20, "pipeline", show)
+    _show_some(output, [*said.items()], _NOTES_SHOWN, "note", show)
+
+
+def _show_quarantine(output: Output, reports: Iterable[CompileReport]) -> None:
+    """Write where pipelines that ended the driver are listed."""
+    held: dict[Path, set[str]] = {}
+    for report in reports:
+        if report.supervision is not None and report.cache_file.path is not None:
+            keys = {each.key for each in report.supervision.culprits}
+            held.setdefault(report.cache_file.path.parent, set()).update(keys)
+    for directory, culprits in held.items():
+        if culprits:
+            command = f"orchestrator quarantine list --cache-dir {shell_text(directory)}"
+            output.line(
+                f"  {plural(len(culprits), 'pipeline')} in quarantine, and left out from now on: {command}"
+            )
 
 
 def _show_supervision(output: Output, supervision: Supervision) -> None:
@@ -215,9 +266,9 @@ def _show_supervision(output: Output, supervision: Supervision) -> None:
         output.line(styled(said, "bad"), f"{'' if by_driver else ','} of {supervision.processes:,}{why}")
         for death in dict.fromkeys(_unblamed(each) for each in deaths if not each.blamed):
             output.line(f"  {death}")
-    if supervision.culprits:
-        first = supervision.culprits[0].key
-        output.line(f"  try one alone: orchestrator compile SET --device ... --only {first}")
+    if supervision.culprits and "compile" in display.command:
+        again = shlex.join(["orchestrator", *display.command, "--only", supervision.culprits[0].key])
+        output.line(f"  try one alone: {again}")
     for each in supervision.messages[: output.most(5)]:
         keys = _keys_text(output, each.keys)
         whose = f" while it had {'one of ' if len(each.keys) > 1 else ''}{keys}" if keys else ""
@@ -239,95 +290,19 @@ def _time(nanoseconds: int) -> str:
     return seconds_text(nanoseconds / 1e9)
 
 
-def _counted(rows: Collection[tuple[int, str]]) -> _Rows:
-    for count, what in rows:
-        if count:
-            yield "", styled(f"{count:,} {what}", "warn")
-
-
-def _work_rows(report: CompileReport) -> _Rows:
-    saved = report.saved
-    if count := saved.by_state_key + saved.by_pipeline_key:
-        yield (
-            "same work",
-            f"{plural(count, 'compile')} saved, about {_time(saved.driver_ns)} of driver time: "
-            f"{saved.by_state_key:,} by state key, {saved.by_pipeline_key:,} by the driver's pipeline key",
-        )
-    if saved.keys_asked:
-        asked = f"asked for {plural(saved.keys_asked, 'pipeline key')} in {_time(saved.keys_ns)}"
-        yield ("", asked) if count else ("same work", f"none found: {asked}")
-    if report.identifiers is not None:
-        yield from _identifier_rows(report.identifiers)
-    if report.binaries is not None:
-        yield from _binary_rows(report.binaries)
-    elif report.merge is not None and report.mode is not CacheMode.NONE:
-        yield from _merge_rows(report)
-
-
-def _merge_rows(report: CompileReport) -> _Rows:
-    merge = report.merge
-    assert merge is not None  # noqa: S101 - asked by `_work_rows`
-    before, after = byte_text(merge.primary_bytes_before), byte_text(merge.primary_bytes_after)
-    if report.mode is CacheMode.SHARED:
-        yield "cache", f"one for all workers: {before} before, {after} after; nothing to merge"
-        return
-    yield (
-        "merge",
-        f"{byte_text(merge.source_bytes)} in {plural(merge.caches, 'worker cache')} + {before} in the "
-        f"primary -> {after}, {byte_text(merge.pruned_bytes)} of duplicates pruned",
-    )
-    waited = f"waiting at the barrier {_time(merge.barrier_wait_ns)} (all workers)"
-    yield "", f"merged in {_time(merge.merge_ns)}; {waited}"
-    if merge.duplicate_keys:
-        twice = f"{plural(merge.duplicate_keys, 'pipeline')} compiled by more than one worker"
-        yield "", f"{twice}, {_time(merge.duplicate_driver_ns)} of driver time"
-
-
-def _identifier_rows(found: IdentifiersRecord) -> _Rows:
-    yield (
-        "identifiers",
-        f"{found.known:,} of {plural(found.modules, 'module')} known at the start: "
-        f"{plural(found.created, 'pipeline')} created without SPIR-V",
-    )
-    yield from _counted(
-        (
-            (found.missed, "not found by identifiers"),
-            (found.refused, "shaders not given, or of no use"),
-            (found.changed, "shaders with another identifier than was known"),
-        )
-    )
-    if found.asked:
-        asked = f"{plural(found.asked, 'shader')} asked for in {_time(found.provider_ns)} all in all"
-        yield "", f"{asked}: {byte_text(found.supplied_bytes)} of SPIR-V"
-    if found.store_bytes:
-        instead = f", in place of {byte_text(found.code_bytes)} of SPIR-V" if found.code_bytes else ""
-        yield "", f"{byte_text(found.store_bytes)} on disk{instead}"
-
-
-def _binary_rows(binaries: BinariesRecord) -> _Rows:
-    yield (
-        "binaries",
-        f"{binaries.pulled_in + binaries.pulled_late:,} of {plural(binaries.looked_up, 'pipeline')} found in "
-        f"{_time(binaries.look_up_ns)}: {plural(binaries.pulled_binaries, 'binary', 'binaries')}, "
-        f"{byte_text(binaries.pulled_bytes)}",
-    )
-    if binaries.created:
-        yield "", f"{plural(binaries.created, 'pipeline')} created from binaries"
-    if binaries.captured:
-        captured = f"{plural(binaries.captured, 'pipeline')} captured: {byte_text(binaries.captured_bytes)}"
-        yield "", f"{captured}, of which {byte_text(binaries.stored_bytes)} were new"
-    yield from _counted(
-        (
-            (binaries.from_internal_cache, "were found in the driver's own cache"),
-            (binaries.collisions, "share the driver's key with another pipeline of other binaries"),
-            (binaries.refused, "were compiled because the driver refused their binaries"),
-            (binaries.damaged, "were compiled because their binaries were damaged in the store"),
-            (binaries.ambiguous, "were compiled because their identifiers were ambiguous"),
-            (binaries.too_large, "are too large for the store"),
-            (binaries.lost, "could not be stored"),
-            (binaries.evicted, "were removed from the store to make room"),
-        )
-    )
+def _figures(record: Record) -> str:
+    """The figures of a record that are not zero, by the names that docs/report.md explains."""
+    words = []
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if isinstance(value, int) and value:
+            text = f"{value:,}"
+            if name.endswith("_ns"):
+                text = _time(value)
+            elif "bytes" in name:
+                text = byte_text(value)
+            words.append(f"{name.removesuffix('_ns').replace('_', ' ')} {text}")
+    return ", ".join(words)
 
 
 def _cache_rows(report: CompileReport) -> _Rows:
@@ -355,7 +330,7 @@ def _cache_rows(report: CompileReport) -> _Rows:
     if file.error:
         yield "  saved", styled(file.error, "bad")
     elif file.not_saved:
-        yield "  saved", styled(f"no: {file.not_saved}", "warn")
+        yield "  saved", styled(f"no: {file.not_saved}", "warn" if report.outcomes.compiled else "")
     else:
         yield "  saved", byte_text(file.saved_bytes)
     if merged := [each for each in file.saves if each.merged_with_others]:
@@ -363,28 +338,104 @@ def _cache_rows(report: CompileReport) -> _Rows:
         yield "  merged", f"with the data of another process: {before} before, {after} now"
 
 
-def _time_rows(report: CompileReport) -> _Rows:
-    timing = report.timing
-    yield "time", f"{_time(timing.wall_ns)} from the first pipeline to the barrier"
-    yield (
-        "  workers",
-        f"{_time(timing.driver_ns)} in the driver; in calls {_time(timing.cpu_ns)} on the CPU, "
-        f"{_time(timing.blocked_ns)} blocked, {_time(timing.run_delay_ns)} waiting for a CPU",
-    )
-    if timing.overhead_ns < 0:
-        yield "", "the device's clock is not the machine's: driver time is simulated"
-    elif timing.driver_ns:
-        share = f"{timing.overhead_ns / timing.driver_ns:.1%} of driver time"
-        yield "  overhead", f"{_time(timing.overhead_ns)} ({share}) outside the driver"
-    if timing.waiting_ns or timing.ending_ns:
-        yield (
-            "  idle",
-            f"{timing.idle_share:.1%} of the workers' time: {_time(timing.waiting_ns)} for a library or the "
-            f"same work in another worker, {_time(timing.ending_ns)} for the last batches of others",
+def _all_rows(report: CompileReport, clock: StageClock | None) -> _Rows:
+    """Every figure: a line for each record of the report."""
+    records: dict[str, Record | None] = {
+        "same work": report.saved,
+        "merge": report.merge,
+        "binaries": report.binaries,
+        "identifiers": report.identifiers,
+        "times": report.timing,
+        "process": None if clock is None else ProcessClock.of(clock),
+    }
+    for name, record in records.items():
+        if record is not None and (figures := _figures(record)):
+            yield name, figures
+
+
+# --- several targets
+
+
+def show_results(output: Output, results: Sequence[TargetResult]) -> None:
+    """Write the results of all targets: a row each and a total, then what they have in common.
+
+    Of a compile that was stopped, the sum alone is shown, unless all is asked for.
+    """
+    reports = [(each.selector, each.report) for each in results if each.report is not None]
+    stopped = any(not each.has_ended for each in results)
+    if reports:
+        device = dict.fromkeys(driver_text(each.device) for _, each in reports)
+        path = path_text(reports[0][1].set.path)
+        output.line(styled(path, "head"), styled(f"  {', '.join(device)}", "dim"))
+    if not stopped or display.verbose:
+        _show_table(output, results)
+        for status in (OutcomeStatus.SKIPPED, OutcomeStatus.FAILED):
+            _show_reasons(output, reports, status)
+        if reports:
+            output.line("")
+    if stopped:
+        _show_stopped(output, results)
+    _show_quarantine(output, [each for _, each in reports])
+    paths = (each.cache_file.path for _, each in reports if _size(each) is not None)
+    if folders := dict.fromkeys(each.parent for each in paths if each is not None):
+        output.line("kept in ", ", ".join(map(path_text, folders)))
+    if stopped and not display.verbose:
+        return
+    _show_notes(output, reports)
+    nameless = [name for name, each in reports if not each.device.device_id and name.startswith("radv:")]
+    if nameless:
+        why = "this driver gives null hardware of the family deviceID 0, so no card accepts the cache"
+        output.line(styled("note: ", "warn"), f"{names_text(nameless)}: {why}")
+
+
+def _show_table(output: Output, results: Sequence[TargetResult]) -> None:
+    statuses = [each for each in _STATUSES if each[0] is not OutcomeStatus.NOT_RUN]
+    if any(each.report is not None and each.report.outcomes.not_run for each in results):
+        statuses.append(_STATUSES[-1])
+    names = [name.removeprefix("cache ") for _, name, _ in statuses]
+    made = table("target", *names, "time", "cache", "", numbers=range(1, len(names) + 3))
+    total, total_bytes = dict.fromkeys(OutcomeStatus, 0), 0
+    for each in results:
+        name, report = styled(each.selector, "head"), each.report
+        if report is None:
+            said = "stopped before its turn" if each.error is None else "not compiled, see below"
+            made.add_row(name, *[""] * (len(names) + 2), styled(said, "bad"))
+            continue
+        counts, size = report.counts(), _size(report)
+        total = {status: total[status] + count for status, count in counts.items()}
+        total_bytes += size or 0
+        made.add_row(
+            name,
+            *(_count(counts[status], style) for status, _, style in statuses),
+            seconds_text(each.elapsed_s),
+            "none" if size is None else byte_text(size),
+            styled("not saved, see below" if report.cache_file.error else "", "bad"),
         )
-    yield (
-        "  before",
-        f"{_time(timing.open_ns)} opening the device, {_time(timing.prepare_ns)} preparing, "
-        f"{_time(timing.cache_load_ns)} loading the cache",
-    )
-    yield "  after", f"{_time(timing.merge_ns)} merging, {_time(timing.cache_save_ns)} saving"
+    if len(results) > 1:
+        cells = (_count(total[status], style) for status, _, style in statuses)
+        made.add_row(plural(len(results), "target"), *cells, "", byte_text(total_bytes), "", style="head")
+    output.show(made)
+
+
+def _size(report: CompileReport) -> int | None:
+    """Bytes of what is kept for a target; None where nothing is."""
+    file, binaries = report.cache_file, report.binaries
+    if binaries is not None:
+        return (
+            binaries.stored_bytes + binaries.pulled_bytes if binaries.stored or binaries.pulled_in else None
+        )
+    return file.saved_bytes or file.loaded_bytes or None
+
+
+def _show_stopped(output: Output, results: Sequence[TargetResult]) -> None:
+    reports = [each.report for each in results if each.report is not None]
+    early = sum(each.stopped for each in reports)
+    waiting = sum(each.report is None and each.error is None for each in results)
+    said = [(len(reports) - early, "done"), (early, "stopped early"), (waiting, "not begun")]
+    words = ", ".join(f"{count:,} {what}" for count, what in said if count)
+    how = "run it again to continue from what was saved"
+    output.problem(styled(f"stopped early: of {plural(len(results), 'target')} {words}; {how}", "warn"))
+    if reports:
+        counts = [each.counts() for each in reports]
+        sums = ((sum(each[status] for each in counts), name) for status, name, _ in _STATUSES)
+        output.line("pipelines: ", ", ".join(f"{count:,} {name}" for count, name in sums))

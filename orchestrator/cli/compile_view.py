@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
-from orchestrator.cli.output import seconds_text
+from orchestrator.cli.output import plural
 from orchestrator.run.records import CompileReport, Hash, OutcomeStatus, Progress
 
 if TYPE_CHECKING:
@@ -24,21 +23,18 @@ class CompileView:
 
     Attributes:
         targets: How many there are, if they are told apart: else there is one, and its stages are shown.
-        says_ends: Whether a person is told what became of each.
     """
 
     view: ProgressView
     events: EventWriter | None
     targets: int | None = None
-    says_ends: bool = False
-    _running: dict[str, float] = field(factory=dict)
+    _running: list[str] = field(factory=list)
     _over: int = 0
 
     def begins(self, selector: str, workers: int) -> None:
         """Show what is compiled now."""
-        self._running[selector] = time.monotonic()
+        self._running.append(selector)
         self._tell("target", target=selector, workers=workers)
-        self._show()
 
     def stage(self, selector: str, name: str) -> None:
         """Show it, if there is one target: several targets' stages at a time tell a person nothing."""
@@ -51,7 +47,7 @@ class CompileView:
         self._tell("progress", droppable=True, target=selector, **_fields(progress))
         if overall is not None:
             self._tell("progress", droppable=True, target=None, **_fields(overall))
-        self.view.progress(overall or progress)
+        self.view.progress(overall or progress, self._targets_text())
 
     def settled(self, selector: str, settlement: Settlement) -> None:
         """Pipelines came to their end: a person is told how many, by `progress`."""
@@ -81,21 +77,13 @@ class CompileView:
         self._tell("message", text=text)
 
     def ends(self, result: TargetResult) -> None:
-        """Say what became of a target."""
-        took = seconds_text(time.monotonic() - self._running.pop(result.selector))
+        """A target of several has ended: its row in the report says to a person what became of it."""
+        self._running.remove(result.selector)
         self._over += 1
-        said, problem = "stopped", "" if result.error is None else str(result.error)
+        problem = "" if result.error is None else str(result.error)
         if result.report is not None:
-            counts = result.report.outcomes
-            said = (
-                f"{counts.compiled:,} compiled, {counts.cache_hits:,} cache hits, {counts.skipped:,} "
-                f"skipped, {counts.failed:,} failed"
-            )
             problem = result.report.cache_file.error or ""
-        if self.says_ends:
-            self.view.say(f"{result.selector}: {problem or said} ({took})")
         self.is_done(result.selector, result.report, problem)
-        self._show()
 
     def is_done(self, selector: str, report: CompileReport | None, problem: str) -> None:
         """A target has ended."""
@@ -108,9 +96,11 @@ class CompileView:
             problem=problem or None,
         )
 
-    def _show(self) -> None:
+    def _targets_text(self) -> str:
+        if self.targets is None:
+            return ""
         now = f", now {', '.join(self._running)}" if self._running else ""
-        self.view.stage(f"{self._over} of {self.targets} targets ended{now}")
+        return f"{self._over} of {plural(self.targets, 'target')} ended{now}"
 
     def _tell(self, event: str, **fields: Any) -> None:
         if self.events is not None:

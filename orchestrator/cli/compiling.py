@@ -23,7 +23,7 @@ from attrs import evolve, frozen
 
 from orchestrator.cli.errors import ExitCode, Failure, UsageError, explain
 from orchestrator.cli.errors import report as report_failure
-from orchestrator.cli.output import Output, OutputError, display, path_text, styled, write_document
+from orchestrator.cli.output import Output, OutputError, display, path_text, plural, write_document
 from orchestrator.cli.values import (
     MOST_WORKERS,
     archive_paths,
@@ -245,7 +245,7 @@ def _compile_one(call: _Call, selector: str, clock: StageClock) -> ExitCode:
                 view.is_done(selector, report, report.cache_file.error or "")
                 code = _exit_code(report, allow_damaged=arguments.allow_damaged)
                 try:
-                    _show_one(call.output, report, clock, code)
+                    _show_one(call.output, report, clock, allow_damaged=arguments.allow_damaged)
                 finally:
                     # After the report, whose reader may be gone: that they cannot be written costs only them.
                     _write_extras(report, arguments)
@@ -272,12 +272,16 @@ def _one_report(
             server = held.enter_context(closing(CompileServer.start(call.paths, options, first=first)))
             clock.enter("supervise")
         # While the server opens the set.
-        from orchestrator.cli.compile_view import CompileView
         from orchestrator.cli.progress import progress_view
 
+        shown = held.enter_context(progress_view(call.output))
+        from orchestrator.cli.compile_view import CompileView
+
+        if not (call.output.json or display.quiet):
+            import orchestrator.cli.compile_report  # noqa: F401
         if call.events is not None:
             call.begins((selector,), options.subset)
-        view = CompileView(held.enter_context(progress_view(call.output)), call.events)
+        view = CompileView(shown, call.events)
 
         async def job(steering: Steering) -> CompileReport:
             stop = steering.beside(partial(view.settled, selector), partial(view.saved, selector))
@@ -306,18 +310,18 @@ def _one_report(
     return report, view
 
 
-def _show_one(output: Output, report: CompileReport, clock: StageClock, code: ExitCode) -> None:
+def _show_one(output: Output, report: CompileReport, clock: StageClock, *, allow_damaged: bool) -> None:
     if output.json:
         from orchestrator.run.records import encode_report
 
         write_document(encode_report(report, clock))
-    elif not display.quiet or code:
-        from orchestrator.cli.compile_report import show_clock, show_end, show_report
+        return
+    from orchestrator.cli.compile_report import show_end, show_report
+    from orchestrator.supervise.targets import TargetResult
 
-        if not display.quiet:
-            show_report(output, report)
-            show_clock(output, clock)
-        show_end(output, report, code)
+    if not display.quiet:
+        show_report(output, report, clock)
+    show_end(output, [TargetResult("", report)], allow_damaged=allow_damaged)
 
 
 @contextmanager
@@ -355,33 +359,38 @@ def _close_log(log: BinaryIO, path: Path | None) -> None:
 
 
 def _compile_targets(call: _Call) -> ExitCode:
-    from orchestrator.cli.compile_view import CompileView
     from orchestrator.cli.progress import progress_view
-    from orchestrator.packs.growing import GrowingPack
-    from orchestrator.supervise.targets import compile_targets, selectors_of
 
     arguments, out = call.arguments, call.arguments.out
-    targets = selectors_of(arguments.device or ())
-    options = [_options(arguments, each) for each in targets]
     key = read_key(arguments.key)
-    manifest = unwritten = None
+    manifest = unwritten = pack = None
     with ExitStack() as stopping:
         with ExitStack() as held:
-            # First, so that a mistake in the command takes no target out of a good pack.
-            pipelines = call.begins(targets, options[0].subset)
-            directory = None if out is None else out.absolute()
-            if arguments.mode != "none" and (out is None or arguments.cache_dir is not None):
-                directory = usable_directory(arguments.cache_dir).absolute()
-            pack = None if out is None else held.enter_context(GrowingPack.writing(out, key, targets))
-            stopping.enter_context(signals_held())
             with progress_view(call.output) as shown:
-                view = CompileView(shown, call.events, len(targets), says_ends=not call.output.json)
+                shown.stage("looking for devices")
+                from orchestrator.cli.compile_view import CompileView
+                from orchestrator.packs.growing import GrowingPack
+                from orchestrator.supervise.targets import Expected, compile_targets, selectors_of
+
+                targets = selectors_of(arguments.device or ())
+                options = [_options(arguments, each) for each in targets]
+                shown.stage("reading the set")
+                # First, so that a mistake in the command takes no target out of a good pack.
+                pipelines = call.begins(targets, options[0].subset)
+                directory = None if out is None else out.absolute()
+                if arguments.mode != "none" and (out is None or arguments.cache_dir is not None):
+                    directory = usable_directory(arguments.cache_dir).absolute()
+                if out is not None:
+                    pack = held.enter_context(GrowingPack.writing(out, key, targets))
+                stopping.enter_context(signals_held())
+                shown.stage(f"compiling for {plural(len(targets), 'target')}")
+                view = CompileView(shown, call.events, len(targets))
 
                 async def job(steering: Steering) -> list[TargetResult]:
                     return await compile_targets(
                         call.paths,
                         options,
-                        pipelines=pipelines,
+                        expected=Expected(pipelines, {} if pack is None else pack.held()),
                         cache_directory=directory,
                         listener=view,
                         stop=steering,
@@ -409,9 +418,9 @@ def _show_targets(
     results: Sequence[TargetResult],
     manifest: PackManifest | None,
 ) -> None:
-    from orchestrator.cli.compile_report import show_end, show_failed
+    from orchestrator.cli.compile_report import show_end, show_results
     from orchestrator.cli.documents import CompiledTarget, TargetsDocument
-    from orchestrator.cli.packs import show_pack, show_results
+    from orchestrator.cli.packs import show_pack
 
     if output.json:
         targets = tuple(
@@ -425,25 +434,10 @@ def _show_targets(
         pack = None if arguments.out is None else path_text(arguments.out)
         output.document(lambda: TargetsDocument(pack=pack, targets=targets))
         return
-    if not display.quiet:
-        show_results(output, results)
-        for each in results:
-            if each.report is not None and each.report.failed:
-                output.line("")
-                output.line(styled(each.selector, "head"))
-                show_failed(output, each.report.failed)
-        if manifest is not None and arguments.out is not None:
-            show_pack(output, arguments.out, manifest, signed=arguments.key is not None)
-    for each in results:
-        if each.error is not None:
-            output.problem(styled(f"{each.selector}: {each.error}", "bad"))
-        elif each.report is None:
-            why = "stopped before its turn; run it again to continue"
-            output.problem(styled(f"{each.selector}: {why}", "warn"))
-        if each.report is not None:
-            code = _exit_code(each.report, allow_damaged=arguments.allow_damaged)
-            if code or not display.quiet:
-                show_end(output, each.report, code, each.selector)
+    show_results(output, results)
+    if manifest is not None and arguments.out is not None and all(each.has_ended for each in results):
+        show_pack(output, arguments.out, manifest, signed=arguments.key is not None)
+    show_end(output, results, allow_damaged=arguments.allow_damaged)
 
 
 def _exit_code(report: CompileReport, *, allow_damaged: bool) -> ExitCode:

@@ -17,6 +17,7 @@ from rich.theme import Theme
 
 PIPE_WIDTH = 10_000
 """Columns of what is no terminal, unless COLUMNS says: a row is a line, so that it can be searched."""
+_NAME_WIDTH = 22
 
 _THEME = Theme({"good": "green", "bad": "red", "warn": "yellow", "head": "bold"})
 
@@ -50,7 +51,9 @@ def make_console(stream: IO[str], color: str, *, plain: bool) -> Console:
 def make_table(columns: Iterable[str], numbers: Iterable[int]) -> Table:
     """An empty table; `numbers` are the columns that stand to the right."""
     made, right = (
-        Table(box=box.SIMPLE_HEAD, header_style="head", pad_edge=False, show_edge=False),
+        Table(
+            box=box.SIMPLE_HEAD, header_style="head", pad_edge=False, show_edge=False, padding=(0, 1, 0, 0)
+        ),
         set(numbers),
     )
     for number, heading in enumerate(columns):
@@ -62,9 +65,15 @@ def make_table(columns: Iterable[str], numbers: Iterable[int]) -> Table:
 
 
 def write_table(console: Console, made: Table) -> None:
-    """Write a table, as wide as its numbers need: on a narrow terminal its lines go on in the next one."""
+    """Write a table, as wide as its numbers and names need: on a narrower terminal lines go on in the next.
+
+    Longer texts are folded where there is no room for them.
+    """
     width = console.width
     console.width = PIPE_WIDTH
+    for column in made.columns:
+        longest = max((len(word) for each in column.cells for word in str(each).split()), default=0)
+        column.min_width = min(longest, _NAME_WIDTH)
     least = Measurement.get(console, console.options, made).minimum
     console.width = max(width, least)
     console.print(made, crop=False)

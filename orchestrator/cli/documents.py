@@ -183,11 +183,33 @@ class HeaderRecord(Record, frozen=True, kw_only=True):
         return cls(**fields | texts)
 
 
+class PackedTarget(Record, frozen=True, kw_only=True):
+    """The contents of a pack for a device."""
+
+    selector: str  # Selector of the device when it was compiled for.
+    device_name: str
+    driver: str  # Name and version of its driver.
+    identity: ProfileIdentity | None  # For which the cache is valid; null if the device did not open.
+    cache: str | None  # Name of the cache file, or null.
+    cache_bytes: int
+    binaries: str | None  # Name of the file of pipeline binaries, or null.
+    binaries_bytes: int
+    created: int  # Number of pipelines in it.
+    skipped: int  # Number of pipelines that the device does not support.
+    failed: int  # Number of failed pipelines.
+    quarantined: int  # Number of pipelines left out because they crashed the driver.
+    not_run: int  # Number of pipelines that were not tried.
+    parts: tuple[str, ...]  # The compiled sets, or shards of sets.
+    missing: tuple[str, ...]  # Missing shards of sets that have other shards.
+    problem: str | None  # Why there is no cache, or null.
+
+
 class InspectedFile(Record, frozen=True, kw_only=True):
     """An inspected file."""
 
     path: str
-    kind: str  # A `CacheFileKind`, "archive", "export of binaries", or a kind of file beside a cache file.
+    # A `CacheFileKind`, "archive", "pack", "export of binaries", or a kind of file beside a cache file.
+    kind: str
     good: bool  # Whether it is whole and, with `--device`, would be accepted.
     bytes: int | UnsetType = UNSET  # Its size, if it was read.
     status: LoadStatus | UnsetType = UNSET  # Of a cache file: the result of a load without a device.
@@ -202,6 +224,7 @@ class InspectedFile(Record, frozen=True, kw_only=True):
     records: dict[str, int] | UnsetType = UNSET  # Of an archive: records by tag.
     duplicates: int | UnsetType = UNSET  # Of an archive: records whose name an earlier one has.
     damage: tuple[DamageRecord, ...] | UnsetType = UNSET  # Of an archive: damage in its headers.
+    targets: tuple[PackedTarget, ...] | UnsetType = UNSET  # Of a pack: its contents for each device.
     seems: str | UnsetType = UNSET  # Of anything else: what it seems to be.
 
 
@@ -245,27 +268,6 @@ class PackDocument(Document, frozen=True, kw_only=True):
     pipelines: dict[PipelineKind, int]  # Number of different pipelines, by kind.
     unique: int  # Number of different pipelines.
     names: tuple[PackedName, ...]  # The described pipelines.
-
-
-class PackedTarget(Record, frozen=True, kw_only=True):
-    """The contents of a pack for a device."""
-
-    selector: str  # Selector of the device when it was compiled for.
-    device_name: str
-    driver: str  # Name and version of its driver.
-    identity: ProfileIdentity | None  # For which the cache is valid; null if the device did not open.
-    cache: str | None  # Name of the cache file, or null.
-    cache_bytes: int
-    binaries: str | None  # Name of the file of pipeline binaries, or null.
-    binaries_bytes: int
-    created: int  # Number of pipelines in it.
-    skipped: int  # Number of pipelines that the device does not support.
-    failed: int  # Number of failed pipelines.
-    quarantined: int  # Number of pipelines left out because they crashed the driver.
-    not_run: int  # Number of pipelines that were not tried.
-    parts: tuple[str, ...]  # The compiled sets, or shards of sets.
-    missing: tuple[str, ...]  # Missing shards of sets that have other shards.
-    problem: str | None  # Why there is no cache, or null.
 
 
 class CompiledTarget(Record, frozen=True, kw_only=True):

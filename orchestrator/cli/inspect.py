@@ -33,7 +33,7 @@ def inspect_verb(
         orchestrator inspect capture.foz --json
 
     Args:
-        files: Cache files and the files beside them, raw cache data of a driver, or `.foz` archives.
+        files: Cache files and the files beside them, raw cache data of a driver, packs, or `.foz` archives.
     """
     from orchestrator.cli.documents import InspectDocument
     from orchestrator.cli.inspected import inspected

@@ -5,14 +5,16 @@ Guarantees: reads only, and only up to a limit. Every content of a file gives an
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from attrs import field, frozen
 from msgspec import UNSET
 from rich.text import Text
 
-from orchestrator.cli.documents import HeaderRecord, InspectedFile, MadeFor, Offer
+from orchestrator.cli.documents import HeaderRecord, InspectedFile, MadeFor, Offer, PackedTarget
 from orchestrator.cli.output import byte_text, path_text, plural, styled, tag_name
+from orchestrator.cli.packs import held_text, nothing_of, target_fields
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.errors import ArchiveError, OrchestratorError, shell_text, shown
 from orchestrator.run.records import DamageRecord, IdentityRecord, RequestRecord
@@ -27,7 +29,7 @@ from orchestrator.stores.inspection import (
     inspect_beside,
     inspect_cache_file,
 )
-from orchestrator.stores.pack import is_pack
+from orchestrator.stores.pack import Pack, PackError, is_pack
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.run_notes import read_feature_groups
 from orchestrator.stores.state import STATE_NAME
@@ -74,6 +76,8 @@ def inspected(file: Path, identity: DeviceIdentity | None) -> Inspected:
         return _archive(file, head)
     if head.startswith(EXPORT_MAGIC):
         return _binary_export(file, identity)
+    if is_pack(file):
+        return _pack(file, identity)
     if file.is_file():
         # Other files lie beside the file that a link names; a store that is a link is refused.
         named = file if file.name == STATE_NAME else file.resolve()
@@ -156,6 +160,40 @@ def _binary_export(file: Path, identity: DeviceIdentity | None) -> Inspected:
     return Inspected(document, f"a {kind}", facts, [styled(reason, "bad")] if reason else [])
 
 
+def _pack(directory: Path, identity: DeviceIdentity | None) -> Inspected:
+    path, title = path_text(directory), "a pack"
+    try:
+        pack = Pack.open(directory)
+    except PackError as error:
+        document = InspectedFile(path=path, kind="pack", good=False, reason=str(error))
+        return Inspected(document, title, lines=[styled(str(error), "bad")])
+    manifest, reason = pack.manifest, ""
+    facts: _Facts = [
+        ("targets", f"{len(manifest.targets):,}, with {held_text(manifest.targets)}"),
+        ("signature", "there, which `orchestrator verify --key` checks" if pack.signed else "none"),
+        (
+            "made",
+            f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(manifest.made_at))}, by orchestrator "
+            f"{shown(manifest.orchestrator)}",
+        ),
+    ]
+    if identity is not None:
+        target = manifest.target_of(ProfileIdentity.of(identity))
+        if target is None or not target.files:
+            reason = f"it has nothing for {identity.device_name}"
+            verdict = styled(reason, "bad")
+        else:
+            verdict = styled(f"{identity.device_name}: has {held_text([target])} for it", "good")
+        facts.append(("offered to", verdict))
+    targets = tuple(PackedTarget(**target_fields(each)) for each in manifest.targets)
+    document = InspectedFile(path=path, kind="pack", good=not reason, reason=reason, targets=targets)
+    lines: list[str | Text] = [
+        *nothing_of(manifest.targets),
+        f"next: orchestrator verify {shell_text(directory)}",
+    ]
+    return Inspected(document, title, facts, lines)
+
+
 def _stranger(found: CacheFileInspection, head: bytes) -> Inspected:
     seems = _seems(found.path, head)
     document = InspectedFile(
@@ -172,8 +210,6 @@ def _stranger(found: CacheFileInspection, head: bytes) -> Inspected:
 
 
 def _seems(path: Path, head: bytes) -> str:
-    if is_pack(path):
-        return "a pack; see `orchestrator verify` and `orchestrator install`"
     if path.is_dir():
         return "a directory; name a file in it, or see `orchestrator verify`"
     for signature, words in _SIGNATURES:

@@ -104,7 +104,8 @@ def _report(
     out.line(styled(device.device_name, "head"), styled(f"  {device.driver}", "dim"))
     if target is None:
         targets = plural(len(pack.manifest.targets), "target")
-        none = f"the pack has {targets}, and none is this device and driver"
+        of = "this device and driver" if nearest else "this driver"
+        none = f"the pack has {targets}, and none is of {of}"
     else:
         none = f"the pack knows this device, but {target.problem}"
     if target is None or (target.cache is None and target.binaries is None):

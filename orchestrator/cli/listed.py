@@ -19,7 +19,6 @@ from orchestrator.cli.documents import (
 from orchestrator.cli.output import (
     Output,
     byte_text,
-    counts_by_kind,
     damage_text,
     key_text,
     not_checked_text,
@@ -99,7 +98,7 @@ def _document(
                 SetFile(path=path_text(each.name), bytes=each.size, records=len(each)) for each in archives
             ),
             content_hash=Hash(opened.content_hash()),
-            pipelines=counts_by_kind(opened.counts),
+            pipelines=dict.fromkeys(PipelineKind, 0) | dict(opened.counts),
             unique=len(opened),
             duplicates=opened.duplicates,
         ),

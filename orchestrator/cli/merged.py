@@ -17,7 +17,7 @@ from orchestrator.cli.documents import (
 )
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, byte_text, display, path_text, plural, styled, table
-from orchestrator.cli.packs import show_targets, target_fields
+from orchestrator.cli.packs import nothing_of, show_targets, target_fields
 from orchestrator.cli.values import opened_device, read_key, run_again_for
 from orchestrator.packs.joining import join_packs
 from orchestrator.run.cache_joining import JoinedFile, join_files
@@ -131,15 +131,16 @@ def merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Out
     )
     show_targets(out, targets)
     if merged := sum(each.merged for each in joined):
-        others = ", the others copied" if merged < len(joined) else ""
+        copied = sum(each.target.cache is not None for each in joined) - merged
+        others = f", {plural(copied, 'cache')} copied" if copied else ""
         out.line(f"{plural(merged, 'cache')} merged by the driver{others}")
     count_of = Counter(each.selector for each in targets)
     for target in targets:
         name = target.name if count_of[target.selector] > 1 else target.selector
         for each in missing_shards(target.parts):
             out.line(styled("missing: ", "warn"), f"{name}: {each}")
-    for pack, lacks in lacked:
-        said = f"{path_text(pack.directory)} has nothing of {lacks.selector}: {lacks.problem}"
-        out.line(styled("missing: ", "warn"), said)
+    for pack in packs:
+        for each in nothing_of(pack.manifest.targets):
+            out.line(styled("missing: ", "warn"), f"{path_text(pack.directory)}: {each}")
     out.line(f"{path_text(output)}: {plural(len(targets), 'target')} of {plural(len(packs), 'pack')}")
     return ExitCode.OK

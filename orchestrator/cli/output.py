@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from orchestrator.devices.device import DeviceIdentity
-    from orchestrator.devices.image import PipelineKind
     from orchestrator.run.records import DamageRecord, DeviceRecord, Progress
     from orchestrator.sets.archive.record_proof import Verified
 
 _STDOUT, _STDERR = 1, 2
 _SLOW_S = 2.0
+_NAMES_SHOWN = 4
 COLORS = ("auto", "always", "never")
 OPTIONS = {
     "--color": "When to colour the output.",
@@ -240,6 +240,13 @@ def plural(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def names_text(names: Sequence[str]) -> str:
+    """Names of targets, or the first of them and their number where they are many."""
+    most = len(names) if display.verbose else _NAMES_SHOWN
+    left = len(names) - most
+    return ", ".join(names[:most]) + (f" and {left:,} more" if left > 0 else "")
+
+
 def counts_text(progress: Progress) -> str:
     """Compiled, hits, skipped and failed."""
     return (
@@ -248,14 +255,25 @@ def counts_text(progress: Progress) -> str:
     )
 
 
-def speed_text(progress: Progress) -> str:
-    """Rate and time to go."""
+def to_go_text(seconds: float) -> str:
+    """A time to go, which is an estimate: ``12 s``, ``4 min 05 s``, ``12 min``, ``2 h 20 min``."""
+    whole = max(1, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    minutes = round(whole / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def share_text(progress: Progress) -> str:
+    """The share of the time that is over, and the time to go; "" where all is done."""
     if progress.done >= progress.total:
         return ""
-    eta = "time to go not known yet" if progress.eta_s is None else f"{seconds_text(progress.eta_s)} to go"
-    if not progress.rate:
-        return eta
-    return f"{progress.rate:,.0f}/s, {eta}" if progress.rate >= 10 else f"{progress.rate:.2g}/s, {eta}"
+    if progress.eta_s is None:
+        return "time to go not known yet"
+    over = progress.elapsed_s / max(progress.elapsed_s + progress.eta_s, 1e-9)
+    return f"{min(99, int(100 * over))} %, {to_go_text(progress.eta_s)} to go"
 
 
 def slow_text(progress: Progress) -> str:
@@ -384,13 +402,6 @@ def _joined(parts: Sequence[str | Text]) -> Text:
     from rich.text import Text
 
     return Text.assemble(*(each if isinstance(each, Text) else styled(each) for each in parts))
-
-
-def counts_by_kind(counts: Mapping[PipelineKind, int]) -> dict[PipelineKind, int]:
-    """Pipelines by kind; every kind has an entry."""
-    from orchestrator.devices.image import PipelineKind
-
-    return {kind: counts.get(kind, 0) for kind in PipelineKind}
 
 
 def not_checked_text(found: Verified) -> str:

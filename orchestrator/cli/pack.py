@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from orchestrator.cli.application import JsonFlag
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.output import Output, byte_text, counts_by_kind, path_text, plural
+from orchestrator.cli.output import Output, byte_text, path_text, plural
 from orchestrator.cli.values import require_writable
 from orchestrator.errors import shell_text
 
@@ -36,6 +36,7 @@ def pack_verb(
         output: The archive to write, such as `set.foz`.
     """
     from orchestrator.cli.documents import PackDocument, PackedName
+    from orchestrator.devices.image import PipelineKind
     from orchestrator.run.records import Hash
     from orchestrator.sets.authoring.manifest import pack_manifest
 
@@ -51,7 +52,7 @@ def pack_verb(
             records=len(report.records),
             modules=report.modules,
             described=len(described),
-            pipelines=counts_by_kind(counts),
+            pipelines=dict.fromkeys(PipelineKind, 0) | counts,
             unique=report.unique,
             names=tuple(PackedName(name=each.name, kind=each.kind, key=Hash(each.key)) for each in described),
         )

@@ -1,4 +1,4 @@
-"""Shows targets and packs: a table row per target for people, a JSON object per target for programs."""
+"""Shows packs: a table row per target for people, a JSON object per target for programs."""
 
 from __future__ import annotations
 
@@ -6,24 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from orchestrator.cli.output import (
     Output,
     Style,
     byte_text,
-    driver_text,
+    names_text,
     path_text,
     plural,
-    seconds_text,
     styled,
     table,
 )
-from orchestrator.run.records import CompileReport
 from orchestrator.stores.pack import PackManifest, PackTarget, missing_shards
-from orchestrator.supervise.targets import TargetResult
 
-_NOTES_SHOWN = 5
 _STATUSES = ("created", "skipped", "failed", "quarantined", "not_run")
 
 
@@ -66,72 +60,17 @@ def show_targets(output: Output, targets: Sequence[PackTarget]) -> None:
             styled("none: see below", "bad") if each.problem else styled(each.driver, "dim"),
         )
     output.show(made)
+    for lacking in nothing_of(targets):
+        output.line(styled(lacking, "bad"))
+
+
+def nothing_of(targets: Sequence[PackTarget]) -> list[str]:
+    """What a pack lacks: each problem once, with the targets that it has nothing of."""
+    lacking: dict[str, list[str]] = {}
     for each in targets:
         if each.problem:
-            output.line(styled(f"{each.selector or each.device_name}: ", "bad"), each.problem)
-
-
-def show_results(output: Output, results: Sequence[TargetResult]) -> None:
-    """The results of all targets of a compile, and their notes, each once."""
-    columns = ("target", "compiled", "cache hits", "skipped", "failed", "not run", "time", "cache", "")
-    made = table(*columns, numbers=range(1, 8))
-    reports = [each.report for each in results if each.report is not None]
-    if reports:
-        drivers = dict.fromkeys(driver_text(each.device) for each in reports)
-        output.line(styled(path_text(reports[0].set.path), "head"), styled(f"  {', '.join(drivers)}", "dim"))
-    for each in results:
-        name, report = styled(each.selector, "head"), each.report
-        if report is None:
-            said = "stopped before its turn" if each.error is None else "not compiled, see below"
-            made.add_row(name, *[""] * 7, styled(said, "bad"))
-            continue
-        counts, file = report.outcomes, report.cache_file
-        not_run = 0 if counts.not_run is msgspec.UNSET else counts.not_run
-        size = file.saved_bytes or file.loaded_bytes
-        made.add_row(
-            name,
-            *_counts((counts.compiled, ""), (counts.cache_hits, "good"), (counts.skipped, "warn")),
-            *_counts((counts.failed, "bad"), (not_run, "warn")),
-            seconds_text(each.elapsed_s),
-            byte_text(size) if size else "none",
-            styled("not saved, see below" if file.error else "", "bad"),
-        )
-    output.show(made)
-    paths = (each.cache_file.path for each in reports if _keeps(each))
-    if folders := dict.fromkeys(each.parent for each in paths if each is not None):
-        output.line("kept in ", ", ".join(map(path_text, folders)))
-    _show_notes(output, results)
-    nameless = [
-        each.selector
-        for each in results
-        if each.report is not None and not each.report.device.device_id and each.selector.startswith("radv:")
-    ]
-    if nameless:
-        output.line(
-            styled("note: ", "warn"),
-            f"{', '.join(nameless)}: this driver gives null hardware of the family deviceID 0, so no card "
-            "accepts the cache",
-        )
-
-
-def _keeps(report: CompileReport) -> bool:
-    file, binaries = report.cache_file, report.binaries
-    if binaries is not None:
-        return bool(binaries.stored or binaries.pulled_in)
-    return bool(file.saved_bytes or file.loaded_bytes)
-
-
-def _show_notes(output: Output, results: Sequence[TargetResult]) -> None:
-    said: dict[str, list[str]] = {}
-    for each in results:
-        for note in () if each.report is None else (*each.report.notes, *each.report.warnings):
-            alike = note.replace(f"--device {each.selector}", "--device DEVICE") if each.selector else note
-            said.setdefault(alike, []).append(each.selector)
-    for note, selectors in list(said.items())[:_NOTES_SHOWN]:
-        of = selectors[0] if len(selectors) == 1 else plural(len(selectors), "target")
-        output.line(styled("note: ", "warn"), note, styled(f" ({of})", "dim"))
-    if len(said) > _NOTES_SHOWN:
-        output.line(styled(f"and {plural(len(said) - _NOTES_SHOWN, 'note')} more, see --json", "dim"))
+            lacking.setdefault(each.problem, []).append(each.selector or each.device_name)
+    return [f"nothing of {names_text(names)}: {problem}" for problem, names in lacking.items()]
 
 
 def held_text(targets: Sequence[PackTarget]) -> str:
@@ -152,7 +91,7 @@ def show_pack(output: Output, directory: Path, manifest: PackManifest, *, signed
         f"  {plural(len(manifest.targets), 'target')} with {held_text(manifest.targets)}, "
         f"{byte_text(sum(each.size for each in files))}, {'signed' if signed else 'not signed'}",
     )
-    for each in manifest.targets:
-        if each.before:
-            why = f"{each.selector}: its files changed; compile for it again"
-            output.line(styled("not finished: ", "warn"), why)
+    changed = [each.selector for each in manifest.targets if each.before]
+    if changed:
+        why = f"{names_text(changed)}: its files changed; compile for it again"
+        output.line(styled("not finished: ", "warn"), why)

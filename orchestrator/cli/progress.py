@@ -7,20 +7,18 @@ messages alone.
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final, Protocol, Self
 
-from orchestrator.cli.output import Output, counts_text, display, slow_text, speed_text
+from orchestrator.cli.output import Output, counts_text, display, share_text, slow_text
 
 if TYPE_CHECKING:
     from orchestrator.cli.progress_bar import MeasurementBar
     from orchestrator.run import records
 
 _LINE_EVERY_S: Final = 5.0
-_SHOWS_REPORT: Final = "orchestrator.cli.compile_report"
 
 
 class ProgressView(Protocol):
@@ -29,8 +27,8 @@ class ProgressView(Protocol):
     def stage(self, name: str) -> None:
         """Something begins, such as "preparing"."""
 
-    def progress(self, progress: records.Progress) -> None:
-        """Pipelines got done."""
+    def progress(self, progress: records.Progress, targets: str = "") -> None:
+        """Pipelines got done; with several targets, how far these are."""
 
     def say(self, text: str) -> None:
         """A message that stays."""
@@ -58,8 +56,6 @@ class PlainView:
         self._output = output
         self._next = 0.0
         self._stage = ""
-        if not (output.json or display.quiet):
-            importlib.import_module(_SHOWS_REPORT)  # while others compile
 
     def stage(self, name: str) -> None:
         """Write the stage's name once. Stages that change often must not keep the lines of progress away."""
@@ -68,16 +64,15 @@ class PlainView:
             self._stage = name
             self._output.message(name)
 
-    def progress(self, progress: records.Progress) -> None:
+    def progress(self, progress: records.Progress, targets: str = "") -> None:
         """Write a line, if the last one is some seconds old."""
         now = time.monotonic()
         if self._output.tells and now >= self._next:
             self._next = now + _LINE_EVERY_S
-            speed, slow = speed_text(progress), slow_text(progress)
+            share = share_text(progress)
+            done = f"{progress.done:,} of {progress.total:,}{f' ({share})' if share else ''}"
             self._output.message(
-                f"{progress.done:,} of {progress.total:,}: {counts_text(progress)}",
-                f" ({speed})" if speed else "",
-                f"; {slow}" if slow else "",
+                "; ".join(filter(None, [f"{done}: {counts_text(progress)}", targets, slow_text(progress)]))
             )
 
     def say(self, text: str) -> None:

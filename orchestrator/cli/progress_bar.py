@@ -10,14 +10,12 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
-from orchestrator.cli.output import Output, counts_text, printable, slow_text, speed_text, styled
+from orchestrator.cli.output import Output, counts_text, printable, share_text, slow_text, styled
 
 if TYPE_CHECKING:
     from orchestrator.run import records
 
 _LINE_EVERY_S: Final = 10.0
-_OPENING: Final = "opening the device"
-"""The stage of `compile_set` in which drivers are loaded."""
 
 
 class _Bar(Progress):
@@ -74,18 +72,12 @@ class LiveView(_View):
 
     def stage(self, name: str) -> None:
         """Show the stage's name."""
-        if name == _OPENING:
-            # Drivers greet on stderr when they are opened: a line that stays, and no display in their way.
-            self._bar.stop()
-            self.say(name)
-            return
-        self._bar.start()
         self._bar.draw(description=printable(name))
 
-    def progress(self, progress: records.Progress) -> None:
+    def progress(self, progress: records.Progress, targets: str = "") -> None:
         """Move the bar."""
         done, total = progress.done, progress.total
-        below = speed_text(progress), counts_text(progress), slow_text(progress)
+        below = share_text(progress), counts_text(progress), targets, slow_text(progress)
         self._bar.draw(*below, total=total, completed=done, done=f"{done:,}/{total:,}")
 
     def say(self, text: str) -> None:

@@ -58,6 +58,8 @@ def quarantine_verb(
         output.line(f"{plural(cleared, 'pipeline')} will be tried again")
     elif not (unusable or any(held is not None and held.culprits for _, held, _ in found)):
         output.line(f"{path_text(directory)}: no pipeline is in quarantine")
+        if cache_dir is None:
+            output.line("a pack has a quarantine of its own: --cache-dir PACK shows it")
     return ExitCode.BAD_INPUT if unusable else ExitCode.OK
 
 

@@ -9,7 +9,7 @@ from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, path_text, plural, styled
 from orchestrator.cli.values import read_key
 
-_PROBLEMS_SHOWN = 5
+_LINES_SHOWN = 5
 
 
 def verify_verb(
@@ -27,7 +27,8 @@ def verify_verb(
     - other file beside a cache file: whether a run would use it
     - store of binaries: structure, hashes, references
     - archive: every record, with its key recomputed
-    - pack: its manifest, each file in it, and with --key its MAC; with --key, anything else is wrong
+    - pack: its manifest, each file in it, and with --key its MAC; with --key, what no compile leaves there
+      is wrong
     - other directory: its permissions and all such files in it
 
     The exit code is 0 if nothing is wrong, else 2.
@@ -68,10 +69,11 @@ def verify_verb(
         state = styled("bad  ", "bad") if each.problems else styled("good ", "good")
         say = output.problem if each.problems else output.line
         say(state, styled(path_text(each.path), "head"), styled(f"  {each.summary or each.kind}", "dim"))
-        for problem in each.problems[: output.most(_PROBLEMS_SHOWN)]:
-            say(f"       {problem}")
-        if len(each.problems) > _PROBLEMS_SHOWN and output.most(1):
-            say(styled(f"       ... and {len(each.problems) - _PROBLEMS_SHOWN} more, see --verbose", "dim"))
+        for lines in (each.details, each.problems):
+            for line in lines[: output.most(_LINES_SHOWN)]:
+                say(f"       {line}")
+            if len(lines) > _LINES_SHOWN and output.most(1):
+                say(styled(f"       ... and {len(lines) - _LINES_SHOWN} more, see --verbose", "dim"))
         if each.problems and each.next_step:
             say(f"       next: {each.next_step}")
     output.line(f"{plural(len(checked), 'check')}: {len(checked) - bad} good, {bad} bad")

@@ -177,6 +177,11 @@ class GrowingPack:
         with PackWriter(directory, key).alone(otherwise):
             yield cls.begin(directory, key, selectors)
 
+    def held(self) -> dict[str, int]:
+        """How many pipelines the pack had for each of its targets when it was begun."""
+        targets = [each.as_it_was for each in self._pack.manifest.targets]
+        return {each.selector: each.count("created") for each in targets if each.files}
+
     def take(self, result: TargetResult) -> None:
         """A target has ended; where that cannot be written now, `finish` tries again."""
         with self._lock, suppress(PackError, SaveError):

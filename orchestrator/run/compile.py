@@ -156,15 +156,13 @@ class _GroupRun:
 
     def learn(self, report: RunReport, *, continues: bool) -> list[str]:
         """Record what pipelines cost; gives what a reader of the report must know."""
-        schedule, notes = self.schedule, []
+        schedule, notes = self.schedule, list[str]()
         held = report.binaries is not None and report.binaries.created > 0
         if (self.cache.was_there or held) and not continues and self.device.features.creation_feedback:
             compiled, found = (report.pipelines.status == code for code in CREATED_CODES)
-            if compiled.any():
-                place = "store of binaries" if held else "cache"
-                notes.append(
-                    recompiled_note(schedule.image, compiled, found, schedule.recorded_ns, place=place)
-                )
+            place = "store of binaries" if held else "cache"
+            again = recompiled_note(schedule.image, compiled, found, schedule.recorded_ns, place=place)
+            notes += filter(None, [again])
         if not self.cache.is_lost:
             self.costs.learn(report.pipelines.keys, schedule.compile_times(report))
         return [*notes, *self.costs.notes, *schedule.notes]
@@ -240,11 +238,6 @@ class CompileJob:
         )
         groups = [_group(each) for each in self._waiting]
         self._tally.total = sum(len(self.options.subset.of(each.pipelines)) for each in groups)
-        if (several := sum(not each.added for each in groups)) > 1:
-            self._notes.append(
-                f"the set was recorded from applications that tell the driver {several} different things; "
-                "each one's pipelines are compiled on a device opened as its own"
-            )
 
     async def _leave_plan(self, waiting: _Waiting, why: str) -> None:
         self._plan.outdated(why)

@@ -185,7 +185,7 @@ class CompileSchedule:
         return hits[compiled], leaders[compiled]
 
 
-# --- what a warm run compiled although a cache was loaded
+# --- what a warm run compiled again
 
 
 def recompiled_note(
@@ -196,24 +196,19 @@ def recompiled_note(
     *,
     place: str = "cache",
 ) -> str:
-    """What a report says of pipelines that a run compiled although a cache was loaded.
+    """What a report says of pipelines that a run compiled again, or "".
 
-    A pipeline with a recorded time was compiled here before, so the cache should hold it; another one is new.
-    What the driver compiles again, run after run, it does not keep.
+    A pipeline with a recorded time was compiled here before, so the cache should hold it. Another one is new,
+    as all are that a killed run had not come to, which is no news. What the driver compiles again, run after
+    run, it does not keep.
     """
-    before, new = compiled & (known_ns > 0), compiled & (known_ns <= 0)
-    told = []
-    if before.any():
-        told.append(
-            f"{before.sum():,} compiled on this device before, but not found in the {place}: "
-            f"{describe(image, before, found)}. If a run adds nothing to the {place} and the next one "
-            "compiles them again, this driver does not keep them"
-        )
-    if new.any():
-        told.append(f"{new.sum():,} new to this device: {describe(image, new, found)}")
+    again = compiled & (known_ns > 0)
+    if not again.any():
+        return ""
     return (
-        f"{compiled.sum():,} of {len(image):,} pipelines were compiled although the {place} was loaded; "
-        + "; ".join(told)
+        f"{again.sum():,} of {len(image):,} pipelines were compiled on this device before, but not found in "
+        f"the {place}, and compiled again: {describe(image, again, found)}. If a run adds nothing to the "
+        f"{place} and the next one compiles them again, this driver does not keep them"
     )
 
 

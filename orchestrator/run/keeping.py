@@ -309,9 +309,6 @@ class CacheKeeper:
         """What a reader of the report should know about the saves; after `finish`."""
         notes = []
         on_the_way = [each for each in self.saves if each.reason not in _ON_END]
-        if wrote := sum(each.saved_bytes > 0 for each in on_the_way):
-            times = "once" if wrote == 1 else f"{wrote} times"
-            notes.append(f"the cache file was saved {times} while pipelines were compiled")
         if problems := [each.error for each in on_the_way if each.error]:
             notes.append(f"the cache file could not be saved while pipelines were compiled: {problems[-1]}")
         notes += [

@@ -1294,44 +1294,51 @@ def _among(some: OutcomeTable | PipelineJobs, jobs: OutcomeTable | PipelineJobs)
     return found
 
 
-_AFTER_NS = 500_000_000
-_OVERDUE_NS = 200_000_000
+_AFTER_NS: Final = 500_000_000
+_LONG_NS: Final = 10_000_000_000
+_OVERDUE_NS: Final = 200_000_000
+_ENOUGH: Final = 0.03
+"""Share of the work after which a time to go is told, if it is over before `_LONG_NS`."""
+_TRUST: Final = 0.2
+"""Share of the work that recorded costs count for, as if so much had been done in the recorded time."""
 
 
 @define(eq=False)
 class TimeToGo:
     """Estimates the remaining time of a run, by the costs of its jobs and not their number.
 
-    It is the longer of (queued cost + rest of the batches in flight) / workers, and the rest of the longest
-    batch in flight. It is unknown before anything was measured, unless costs were recorded (`trusted`), and
-    where all remaining batches are in flight and take much longer than estimated. It reads the scheduler
-    without a lock, some times a second: single numbers, which may be slightly old.
+    What was done took so many times its estimated cost, and what is left will. Expected hits cost next to
+    nothing. A batch in flight has what it did not have yet, and the longest one bounds the whole. The time is
+    unknown before enough was measured, unless costs were recorded (`trusted`), and where all remaining
+    batches are in flight and take much longer than estimated. All calls are under the scheduler's lock.
     """
 
     scheduler: Scheduler
     workers: int
     trusted: bool = False
     _first_ns: int | None = field(default=None, init=False)
-    _seen: dict[int, tuple[Assignment, int]] = field(factory=dict, init=False)
+    _seen: dict[Assignment, int] = field(factory=dict, init=False)
 
     def eta_s(self, now_ns: int) -> float | None:
         """Seconds to go at `now_ns`, or None where that is unknown; all calls use one clock."""
-        scheduler = self.scheduler
         if self._first_ns is None:
             self._first_ns = now_ns
-        flights = scheduler.flights
-        # The assignment is kept too, so that its id is not used again.
-        self._seen = {id(each): self._seen.get(id(each), (each, now_ns)) for each, _ in flights}
-        if not self.trusted and (not scheduler.learned or now_ns - self._first_ns < _AFTER_NS):
+        over, queued, flights = self.scheduler.costs()
+        self._seen = {each: self._seen.get(each, now_ns) for each in flights}
+        total = over + queued + sum(flights.values())
+        elapsed_ns = now_ns - self._first_ns
+        is_enough = elapsed_ns >= _AFTER_NS and (over >= _ENOUGH * total or elapsed_ns >= _LONG_NS)
+        if not (self.trusted or (is_enough and over and self.scheduler.spent_ns)):
             return None
-        queued_ns = scheduler.remaining_ns
-        left = [(cost_ns - (now_ns - self._seen[id(each)][1]), cost_ns) for each, cost_ns in flights]
-        if not queued_ns and any(-rest > cost_ns / 2 + _OVERDUE_NS for rest, cost_ns in left):
+        known = _TRUST * total if self.trusted else 0.0
+        rate = (self.scheduler.spent_ns + known) / (over + known)
+        left = [(rate * cost - (now_ns - self._seen[each]), rate * cost) for each, cost in flights.items()]
+        if not queued and any(-rest > cost / 2 + _OVERDUE_NS for rest, cost in left):
             return None
         in_flight = [max(0.0, rest) for rest, _ in left]
-        return max((queued_ns + sum(in_flight)) / self.workers, *in_flight, 0.0) / 1e9
+        return max((rate * queued + sum(in_flight)) / self.workers, *in_flight, 0.0) / 1e9
 
     def slowest(self, now_ns: int) -> tuple[Assignment, int] | None:
         """The longest assignment in flight that `eta_s` saw last, and its age, ns."""
-        oldest = min(self._seen.values(), key=lambda each: each[1], default=None)
-        return None if oldest is None else (oldest[0], now_ns - oldest[1])
+        oldest = min(self._seen, key=self._seen.__getitem__, default=None)
+        return None if oldest is None else (oldest, now_ns - self._seen[oldest])

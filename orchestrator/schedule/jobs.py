@@ -150,6 +150,7 @@ class JobTable:
         self.rank: list[int] = []  # what jobs of one priority are ordered by, the highest first
         self.shader: list[int] = []  # a shader that it shares with at least `MANY` jobs, or -1
         self.estimates = np.empty(0, np.int64)  # first estimate of what compiling costs
+        self.corrected = np.empty(0, np.float64)  # the same, corrected by what the first of its shader took
         self.group = np.empty(0, np.int32)  # the caller's number
         self.worker = np.empty(0, np.int32)  # that was assigned it last
         self.work = np.empty(0, np.int32)  # the first job that is the same work
@@ -198,6 +199,7 @@ class JobTable:
         self.lane += lane.tobytes()
         self.unwanted += bytes(count)
         self.estimates = np.append(self.estimates, estimates)
+        self.corrected = np.append(self.corrected, estimates)
         self.group = np.append(self.group, np.full(count, -1, np.int32))
         self.worker = np.append(self.worker, np.zeros(count, np.int32))
         self._link(jobs, first)

@@ -133,6 +133,7 @@ class Scheduler:
         self._assigned: list[Assignment | None] = [None] * workers
         self._lanes = [COMPILE] * workers
         self._costs = [0] * workers
+        self.spent_ns = 0  # time of all batches that ended
         self.open = self.options.streaming  # jobs may still be entered
         # Jobs that were entered and will never be assigned, with the reason.
         self.unassignable: Mapping[int, str] = self._jobs.unassignable
@@ -259,24 +260,21 @@ class Scheduler:
         cost = table.open_cost - hits * HIT_COST_NS
         return int(hits * (hit_base + hit_slope * HIT_COST_NS) + base * (table.queued - hits) + slope * cost)
 
-    @property
-    def learned(self) -> bool:
-        """Whether `remaining_ns` rests on times of this run, for each kind that was begun."""
-        begun = [
-            *self._compiles.values(),
-            *(self._others[lane] for lane in (HIT, WAVE) if self._others[lane].tried),
-        ]
-        return bool(begun) and all(each.learned for each in begun)
+    def costs(self) -> tuple[float, float, dict[Assignment, float]]:
+        """Estimated costs of the jobs that are over, and of those that are queued, and of each assignment.
 
-    @property
-    def flights(self) -> list[tuple[Assignment, float]]:
-        """Assignments in flight, each with its estimated time, nanoseconds. May be read without the lock."""
-        found = []
-        for worker, assignment in enumerate(self._assigned):
-            if assignment is not None:
-                base, slope = self._experience_of(self._lanes[worker], assignment.kind).line()
-                found.append((assignment, base * len(assignment.indices) + slope * self._costs[worker]))
-        return found
+        They count relative to each other: `spent_ns` is what those that are over took.
+        """
+        table, states = self._table, self._table.states_now
+        compiles = (np.frombuffer(table.lane, np.uint8) == COMPILE) & (states != JOINED)
+        costs = np.where(compiles, table.corrected, HIT_COST_NS)
+        over, queued = (states > ASSIGNED) & (states < CANCELLED), states <= JOINED
+        flights = [each for each in self._assigned if each is not None]
+        return (
+            float(costs[over].sum()),
+            float(costs[queued].sum()),
+            {each: float(costs[each.indices].sum()) for each in flights},
+        )
 
     def state_of(self, job: int) -> JobState:
         """State of a job."""
@@ -446,6 +444,7 @@ class Scheduler:
         if lost:
             created = created[~np.isin(created, list(lost))]
         self._assigned[worker] = None
+        self.spent_ns += elapsed_ns
         self._learn(worker, assignment, hits, compiles, elapsed_ns)
         for each in self._cancellations:
             each.pending.discard(worker)

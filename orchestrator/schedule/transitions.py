@@ -370,6 +370,7 @@ class Transitions:
     def correct(self, jobs: Int32s, factor: float) -> None:
         """Multiply the first estimates of those jobs by a factor that wait for a compile and link nothing."""
         table = self.table
+        table.corrected[jobs] = table.estimates[jobs] * factor
         for job in jobs.tolist():
             if table.state[job] > READY or table.lane[job] != COMPILE or job in table.libraries:
                 continue

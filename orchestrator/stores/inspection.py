@@ -33,6 +33,7 @@ from orchestrator.stores.files.atomic_file import (
 )
 from orchestrator.stores.files.recovery import LOADING_SUFFIX
 from orchestrator.stores.files.writer_lock import LOCK_SUFFIX
+from orchestrator.stores.pack import MANIFEST, Pack, PackError, is_pack
 from orchestrator.stores.profile_file import CALIBRATION, KEY_PROFILE
 from orchestrator.stores.run_notes import CONTENTS, DURATIONS, GROUPS, IDENTIFIERS, PLANS
 from orchestrator.stores.state import STATE_NAME, Kind, State
@@ -165,34 +166,26 @@ def inspect_state(directory: Path, operations: FileOperations = REAL_FILE_OPERAT
 
 # Files beside a cache file: what they are, and what is in them.
 _BESIDE: Final = {
-    LOCK_SUFFIX: ("lock", "nothing: writers of the cache file take turns by it"),
+    LOCK_SUFFIX: ("lock", "nothing: writers of the file take turns by it"),
     LOADING_SUFFIX: ("count of loads", "loads that run now, or did not end"),
 }
 
 
 def inspect_beside(path: Path) -> BesideInspection | None:
     """What a file of a cache directory or of a pack is, by its name; None for any other. Never raises."""
-    if path.name.startswith("manifest.") and (found := _inspect_of_pack(path)) is not None:
-        return found
+    if path.name == MANIFEST and is_pack(path.parent):
+        return _inspect_manifest(path)
     if path.name == STATE_NAME:
         return inspect_state(path.parent)
     if path.name.startswith(STATE_NAME):
         return BesideInspection("file of the database", "nothing by itself: the database needs it", None)
     for suffix, (name, holds) in _BESIDE.items():
-        if path.name.endswith(CACHE_FILE_SUFFIX + suffix):
+        if path.name.endswith((CACHE_FILE_SUFFIX + suffix, MANIFEST + suffix)):
             return BesideInspection(name, holds, path.with_name(path.name.removesuffix(suffix)))
     return None
 
 
-def _inspect_of_pack(path: Path) -> BesideInspection | None:
-    from orchestrator.stores.pack import MANIFEST, Pack, PackError, is_pack
-
-    if not is_pack(path.parent):
-        return None
-    if path.name == MANIFEST + LOCK_SUFFIX:
-        return BesideInspection("lock", "nothing: writers of the pack take turns by it", None)
-    if path.name != MANIFEST:
-        return None
+def _inspect_manifest(path: Path) -> BesideInspection:
     holds, problem = "what is in the pack; `orchestrator verify` proves its files by it", ""
     try:
         Pack.open(path.parent)

@@ -49,8 +49,16 @@ from orchestrator.stores.files.atomic_file import (
     read_capped,
     write_atomically,
 )
-from orchestrator.stores.files.recovery import SweepReport, leftovers_in, previous_path, sweep_file
-from orchestrator.stores.files.writer_lock import writer_lock
+from orchestrator.stores.files.recovery import (
+    LOADING_SUFFIX,
+    PREVIOUS_SUFFIX,
+    QUARANTINE_DIRECTORY,
+    SweepReport,
+    leftovers_in,
+    previous_path,
+    sweep_file,
+)
+from orchestrator.stores.files.writer_lock import LOCK_SUFFIX, writer_lock
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.run_notes import (
     CompiledGroup,
@@ -62,6 +70,7 @@ from orchestrator.stores.run_notes import (
     read_durations,
     read_feature_groups,
 )
+from orchestrator.stores.state import STATE_NAME
 from orchestrator.version import VERSION
 
 FORMAT: Final = 2
@@ -69,6 +78,7 @@ MANIFEST: Final = "manifest.json"
 NOTES_SUFFIX: Final = ".notes"
 BINARIES_SUFFIX: Final = ".binaries"
 
+_LEFT_BESIDE: Final = (LOCK_SUFFIX, LOADING_SUFFIX, PREVIOUS_SUFFIX)
 _SUFFIXES: Final = (CACHE_FILE_SUFFIX, NOTES_SUFFIX, BINARIES_SUFFIX)
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,160}")
 _WHAT: Final = "orchestrator pack"
@@ -216,11 +226,21 @@ class PackManifest(msgspec.Struct, frozen=True, kw_only=True):
         return next((each for each in self.targets if each.identity == identity), None)
 
     def nearest(self, identity: ProfileIdentity) -> tuple[PackTarget, list[str]] | None:
-        """The target that has most in common with a device that has none, and where it differs, in words."""
-        found = [
-            (each, each.identity.differences(identity)) for each in self.targets if each.identity is not None
-        ]
-        return min(found, key=lambda each: len(each[1]), default=None)
+        """The target of the same device, else of the same driver, that differs least, and where, in words.
+
+        None where all targets are of other drivers for other devices.
+        """
+        near = []
+        for place, each in enumerate(self.targets):
+            if (of := each.identity) is not None:
+                other = (of.vendor_id, of.device_id) != (identity.vendor_id, identity.device_id)
+                if not other or of.driver_id == identity.driver_id:
+                    wrong = of.differences(identity)
+                    near.append((other, len(wrong), abs(of.device_id - identity.device_id), place, wrong))
+        if not near:
+            return None
+        *_, place, wrong = min(near)
+        return self.targets[place], wrong
 
 
 def manifest_of(targets: Iterable[PackTarget]) -> PackManifest:
@@ -438,6 +458,15 @@ class Pack:
         """Names in the directory that are not of the pack, such as locks of those who wrote it; sorted."""
         own = {MANIFEST, *self.manifest.names}
         return sorted(set(REAL_FILE_OPERATIONS.list_directory(self.directory)) - own)
+
+    def foreign(self) -> list[str]:
+        """The strays that no compile leaves in a pack, and every link; sorted."""
+
+        def is_left(name: str) -> bool:
+            known = name.startswith((STATE_NAME, ".")) or name.endswith(_LEFT_BESIDE)
+            return (known or name == QUARANTINE_DIRECTORY) and not (self.directory / name).is_symlink()
+
+        return [each for each in self.strays() if not is_left(each)]
 
 
 def _prove_cache(path: Path, content: bytes) -> PipelineCachePrefixHeader:

@@ -10,7 +10,7 @@ of its device. The total is fixed from the start, and what is done never gets le
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -30,6 +30,8 @@ from orchestrator.supervise.supervisor import compile_supervised
 _TARGET_BYTES: Final = 512 << 20
 """What a target is taken to need beside those that run: the interpreter, the driver, a decoded set."""
 _MEMORY_LOOK_S: Final = 1.0
+_HIT_WORK: Final = 0.02
+"""What finding a pipeline costs, in compiles."""
 _COUNTED: Final = ("done", "compiled", "hits", "failed", "skipped", "in_flight")
 
 
@@ -41,6 +43,11 @@ class TargetResult:
     report: CompileReport | None = None
     error: OrchestratorError | None = None  # what ended it; with a report, why a pack has nothing of it
     elapsed_s: float = 0.0  # with processes that the driver ended
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it came to its end, also one in an error, and was not stopped."""
+        return self.error is not None or (self.report is not None and not self.report.stopped)
 
 
 class TargetListener(Protocol):
@@ -73,51 +80,87 @@ async def _compile_in_turn(archives: Sequence[str], options: CompileOptions, **g
     return await compile_supervised(archives, options, server=server, **given)
 
 
+@frozen
+class Expected:
+    """What there is to do for each target."""
+
+    pipelines: int  # of the set
+    held: Mapping[str, int] = field(factory=dict)  # of these, those that a target's cache is known to hold
+
+
 @define(eq=False)
 class Overall:
-    """How far all targets are together, by how far each is. Pure; one thread."""
+    """How far all targets are together, by how far each is. Pure; one thread.
 
-    pipelines: int  # of each target
-    targets: int
+    Times are seconds since the first target began. A target is taken to cost what it takes to begin and end
+    one, and a time for each pipeline that its cache is not known to hold: both as the targets so far say.
+    """
+
+    expected: Expected
+    targets: Sequence[str]  # in their order
     together: int  # that run at a time
     _latest: dict[str, Progress] = field(factory=dict)
-    _work_s: dict[str, float] = field(factory=dict)  # of those that are over
+    _began_s: dict[str, float] = field(factory=dict)
+    _took_s: dict[str, float] = field(factory=dict)  # of those that are over
 
-    def take(self, selector: str, progress: Progress, elapsed_s: float) -> Progress:
-        """Take how far a target is, so long after the first one began; how far all are."""
+    def begin(self, selector: str, now_s: float) -> None:
+        """A target begins."""
+        self._began_s[selector] = now_s
+
+    def take(self, selector: str, progress: Progress, now_s: float) -> Progress:
+        """Take how far a target is; how far all are."""
         self._latest[selector] = progress
         latest = self._latest.values()
-        running = [each for name, each in self._latest.items() if name not in self._work_s]
+        running = [each for name, each in self._latest.items() if name not in self._took_s]
         slowest = [each.slowest for each in running if each.slowest is not None]
         counts = {name: sum(getattr(each, name) for each in latest) for name in _COUNTED}
-        cancelled = sum(self.pipelines - each.total for each in latest)
+        cancelled = sum(self.expected.pipelines - each.total for each in latest)
         return Progress(
-            total=self.pipelines * self.targets - cancelled,
-            elapsed_s=elapsed_s,
+            total=self.expected.pipelines * len(self.targets) - cancelled,
+            elapsed_s=now_s,
             rate=sum(each.rate for each in running),
-            eta_s=self._eta_s(running),
+            eta_s=self._eta_s(now_s),
             slowest=max(slowest, key=lambda each: each.age_s, default=None),
             **counts,
         )
 
-    def end(self, selector: str, took_s: float) -> None:
-        """A target took so long; what it did not come to stays undone."""
-        self._work_s[selector] = took_s
+    def end(self, selector: str, now_s: float) -> None:
+        """A target has ended; what it did not come to stays undone."""
+        self._took_s[selector] = now_s - self._began_s.get(selector, now_s)
 
     def left(self, selector: str) -> float:
         """What is left of a target, 1..0."""
         latest = self._latest.get(selector)
         return 1.0 if latest is None or not latest.total else 1.0 - latest.share
 
-    def _eta_s(self, running: Sequence[Progress]) -> float | None:
-        """By what targets cost: those that wait are taken to cost what the others do on the average."""
-        left = [each.eta_s for each in running if each.eta_s is not None]
-        known = [*self._work_s.values(), *(each.elapsed_s + (each.eta_s or 0.0) for each in running)]
-        waiting = self.targets - len(self._work_s) - len(running)
-        if len(left) < len(running) or (waiting and not known):
+    def _work(self, selector: str) -> float:
+        """The work of a target, in pipelines to compile."""
+        return (
+            max(0, self.expected.pipelines - self.expected.held.get(selector, 0))
+            + _HIT_WORK * self.expected.pipelines
+        )
+
+    def _eta_s(self, now_s: float) -> float | None:
+        around, phases, work = [], 0.0, 0.0  # time around the pipelines, that of pipelines, and their work
+        left: dict[str, float] = {}
+        for name, each in self._latest.items():
+            is_over = name in self._took_s
+            if each.eta_s is None and not is_over:
+                continue
+            left[name] = 0.0 if is_over else each.eta_s or 0.0
+            spent_s = self._took_s.get(name, now_s - self._began_s.get(name, 0.0))
+            around.append(max(0.0, spent_s - each.elapsed_s))
+            phases += each.elapsed_s + left[name]
+            work += self._work(name)
+        if not work:
             return None
-        work = sum(left) + (waiting * sum(known) / len(known) if waiting else 0.0)
-        return max(work / self.together, max(left, default=0.0))
+        usual_s = sum(around) / len(around)
+        for name in self.targets:
+            if name not in left and name not in self._took_s:
+                spent_s = now_s - self._began_s.get(name, now_s)
+                left[name] = max(0.0, usual_s + phases / work * self._work(name) - spent_s)
+        running = [left[name] for name in self._began_s if name in left and name not in self._took_s]
+        return max(sum(left.values()) / self.together, *running, 0.0)
 
 
 def side_by_side(targets: int, workers: int | None, processors: int) -> int:
@@ -129,7 +172,7 @@ async def compile_targets(
     archives: Sequence[str],
     options: Sequence[CompileOptions],
     *,
-    pipelines: int,
+    expected: Expected,
     cache_directory: Path | None,
     listener: TargetListener,
     stop: trio.Event | Steering | None = None,
@@ -142,7 +185,7 @@ async def compile_targets(
         archives: Paths of the set's archives, or of one manifest.
         options: How, one for each target, which differ in their selector. Without a number of workers the
             processors are divided among the targets that run at a time. A time limit is one for all.
-        pipelines: How many pipelines of the set are to be compiled for each, for the progress.
+        expected: What there is to do for each, for the progress.
         cache_directory: Where cache files are kept; None keeps none.
         listener: Hears how they fare.
         stop: Ends all early when set; targets that have not begun do not begin, as after the time limit. A
@@ -159,7 +202,7 @@ async def compile_targets(
         Steering.of(stop),
         keep,
         compiler,
-        Overall(pipelines, len(options), together),
+        Overall(expected, [each.selector for each in options], together),
         processors,
         len(options),
     )
@@ -207,6 +250,7 @@ class _Targets:
         self.waiting -= 1
         self.begun.add(selector)
         workers = options.workers or max(1, self.processors // max(1, beside))
+        self.overall.begin(selector, began - self.began)
         self.listener.begins(selector, workers)
         report = problem = None
         try:
@@ -233,7 +277,7 @@ class _Targets:
         if self.keep is not None:
             await trio.to_thread.run_sync(self.keep, result, limiter=self.keeping)
         self.results[selector] = result
-        self.overall.end(selector, trio.current_time() - began)
+        self.overall.end(selector, trio.current_time() - self.began)
         self.listener.ends(result)
 
     def _tell(self, selector: str, progress: Progress) -> None:

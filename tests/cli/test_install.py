@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
@@ -72,9 +73,16 @@ def test_a_pack_without_this_device_says_so_and_what_is_nearest(call: Call, tmp_
     assert done.document["has_cache"] is False
     assert done.document["nearest"]["differs"][0] == "driverVersion is 0x2, not 0x1"
     shown = call(*arguments)
-    assert "1 target, and none is this device and driver" in shown.out
+    assert "1 target, and none is of this device and driver" in shown.out
     assert "driverVersion is 0x2, not 0x1" in shown.out
     assert not list((tmp_path / "cache").iterdir())
+    # Another driver's device is near to nothing.
+    identity = evolve(IDENTITY, driver_id=IDENTITY.driver_id + 1, device_id=IDENTITY.device_id + 1)
+    far = make_pack(tmp_path / "far", identity=identity).directory
+    assert call("install", far, *arguments[2:], "--json").document["nearest"] is None
+    shown = call("install", far, *arguments[2:])
+    assert "1 target, and none is of this driver\n" in shown.out
+    assert "nearest" not in shown.out
 
 
 def test_a_pack_cannot_have_anything_read_or_written_elsewhere(call: Call, tmp_path: Path) -> None:
@@ -125,7 +133,36 @@ def test_verify_proves_a_pack_and_each_file(call: Call, tmp_path: Path) -> None:
     bad = call("verify", pack.directory)
     assert bad.code == ExitCode.BAD_INPUT
     assert f"{path.name}: it is damaged" in bad.out
+    bad = call("inspect", pack.directory, "-d", "simulated")
+    assert (bad.code, "offered to  simulated device: has 1 cache for it" in bad.out) == (ExitCode.OK, True)
     assert call("verify", tmp_path, "--key", key).code == ExitCode.BAD_INPUT
+
+
+def test_what_lies_in_a_pack_beside_it_is_named_and_with_a_key_wrong(call: Call, tmp_path: Path) -> None:
+    pack, key = make_pack(tmp_path / "pack", key=KEY).directory, key_file(tmp_path)
+    for name in ("state.sqlite", "manifest.json.lock"):  # which a compile leaves there
+        (pack / name).touch()
+    clean = call("verify", pack, "--key", key)
+    assert (clean.code, "not of the pack" in clean.out) == (ExitCode.OK, False)
+    (pack / "notes.txt").touch()
+    (pack / "link.lock").symlink_to(tmp_path)
+    strangers = "link.lock (a symbolic link)", "notes.txt"
+    loose = call("verify", pack)
+    assert (loose.code, f"not of the pack: {', '.join(strangers)}" in loose.out) == (ExitCode.OK, True)
+    strict = call("verify", pack, "--key", key)
+    assert strict.code == ExitCode.BAD_INPUT
+    assert all(f"       {each}: not of the pack" in strict.out for each in strangers)
+
+
+def test_what_many_targets_of_a_pack_lack_is_said_once(call: Call, tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack").directory
+    GrowingPack.begin(pack, None, [f"other{each}" for each in range(40)])  # and killed
+    for verb in ("verify", "inspect"):
+        done = call(verb, pack)
+        assert done.code == ExitCode.OK
+        (line,) = [each for each in done.out.splitlines() if "not finished" in each]
+        names = "simulated, other0, other1, other2 and 37 more"
+        assert line.strip() == f"nothing of {names}: not finished: run the same `compile --out` again"
 
 
 def test_merge_joins_packs_and_says_what_is_missing(call: Call, tmp_path: Path) -> None:
@@ -153,7 +190,7 @@ def test_merge_says_which_pack_has_nothing_of_a_target(call: Call, tmp_path: Pat
         (str(one), "other"),
     ]
     shown = call("merge", one, two, "-o", tmp_path / "again")
-    assert f"missing: {one} has nothing of simulated: not finished" in shown.out
+    assert f"missing: {one}: nothing of simulated, other: not finished" in shown.out
 
 
 def test_options_of_the_two_merges_do_not_mix(call: Call, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Writes the tables of what --json, --progress and --control give and take, from the types that are encoded.
+"""Writes the lists of what --json, --progress and --control give and take, from the types that are encoded.
 
 `python -m tests.run.report_page` writes them behind the heads of docs/report.md, documents.md and control.md.
 """
@@ -10,6 +10,7 @@ import inspect
 import re
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -19,10 +20,10 @@ import attrs
 import msgspec
 import numpy as np
 
-from orchestrator.cli.documents import DOCUMENTS
-from orchestrator.cli.events import EVENTS
+from orchestrator.cli.documents import DOCUMENTS, Document
+from orchestrator.cli.events import EVENTS, Event
 from orchestrator.run.commands import COMMANDS
-from orchestrator.run.records import ApiVersion, CompileReport, Hash, Nanoseconds
+from orchestrator.run.records import ApiVersion, CompileReport, Hash, Nanoseconds, Record
 from tests.drivers import REPOSITORY
 
 _FIELD = re.compile(r"^    (\w+): .*?(?:  # (.*))?$")
@@ -38,7 +39,6 @@ _NAMES: dict[Any, str] = {
     float: "number",
     bool: "true or false",
     bytes: "base64",
-    CompileReport: "[CompileReport](report.md#compilereport)",
 }
 
 
@@ -119,38 +119,91 @@ def type_text(hint: Any) -> str:
     if hint in _NAMES:
         return _NAMES[hint]
     if is_documented(hint):
-        return f"[{hint.__name__}](#{hint.__name__.lower()})"
+        return str(hint.__name__)
     return " or ".join(f'"{each.value}"' for each in hint)
 
 
-def section(kind: type, heading: str) -> list[str]:
-    words, described = parts_of(kind)
-    lines = ["", f"## {heading}", "", words, "", "| field | type | |", "|---|---|---|"]
-    for name, encoded, hint in fields_of(kind):
-        lines.append(f"| `{encoded}` | {type_text(hint)} | {described.get(name, '')} |")
-    return lines
+@attrs.frozen
+class Sections:
+    """The sections of a page: a type that one field alone has is described below that field.
+
+    What another page describes is named by a link to it.
+    """
+
+    headings: dict[type, str]
+    elsewhere: frozenset[type]
+
+    @classmethod
+    def of(cls, page: str) -> Sections:
+        """Those of a page."""
+        report = reachable(CompileReport)
+        if page == "report":
+            return cls(_sections({CompileReport: "CompileReport"}, report), frozenset())
+        roots = {kind: kind.__name__ for kind in DOCUMENTS.values()}
+        if page == "control":
+            roots = {each: f"Command `{each.__struct_config__.tag}`" for each in COMMANDS}
+            roots |= {each: f"Event `{each.__struct_config__.tag}`" for each in EVENTS}
+        kinds: dict[type, None] = {}
+        for kind in roots:
+            reachable(kind, kinds)
+        return cls(_sections(roots, {each: None for each in kinds if each not in report}), frozenset(report))
+
+    def lines(self) -> Iterator[str]:
+        """All sections."""
+        for kind, heading in self.headings.items():
+            yield from ("", f"## {heading}", "", parts_of(kind)[0], "", *self._fields(kind, ""))
+
+    def _fields(self, kind: type, indent: str) -> Iterator[str]:
+        described, inherited = parts_of(kind)[1], set[str]()
+        for base in kind.__bases__:
+            if base in self.elsewhere or (base in self.headings and base not in _ROOTS):
+                inherited |= {name for name, _, _ in fields_of(base)}
+                yield f"{indent}- All fields of {self._link(base)}."
+        for name, encoded, hint in fields_of(kind):
+            if name in inherited or (name == "version" and issubclass(kind, Document)):
+                continue
+            text = type_text(hint)
+            nested = [each for each in leaves(hint) if is_documented(each)]
+            below = [each for each in nested if each not in self.headings and each not in self.elsewhere]
+            for each in nested:
+                shown = (
+                    f"object{'s' if text.startswith('list of') else ''}"
+                    if each in below
+                    else self._link(each)
+                )
+                text = re.sub(rf"\b{each.__name__}\b", shown.replace("\\", ""), text)
+            words = described.get(name, "") or (parts_of(below[0])[0].split("\n")[0] if below else "")
+            yield f"{indent}- `{encoded}`: {text}{f'. {words}' if words else ''}"
+            for each in below:
+                yield from self._fields(each, indent + "    ")
+
+    def _link(self, kind: type) -> str:
+        anchor = self.headings.get(kind, kind.__name__).lower().replace("`", "").replace(" ", "-")
+        if kind not in self.elsewhere:
+            return f"[{kind.__name__}](#{anchor})"
+        own = Sections.of("report").headings
+        return f"[{kind.__name__}](report.md{f'#{anchor}' if kind in own else ''})"
 
 
-def headings(page: str) -> dict[type, str]:
-    if page == "report":
-        return {kind: kind.__name__ for kind in reachable(CompileReport)}
-    roots = EVENTS if page == "control" else tuple(DOCUMENTS.values())
-    seen: dict[type, None] = {CompileReport: None}  # has a page of its own
-    for kind in roots:
-        reachable(kind, seen)
-    del seen[CompileReport]
-    if page == "documents":
-        return {kind: kind.__name__ for kind in seen}
-    tagged: dict[type, str] = {each: f"Command `{each.__struct_config__.tag}`" for each in COMMANDS}
-    tagged |= {each: f"Event `{each.__struct_config__.tag}`" for each in EVENTS}
-    return tagged | {kind: kind.__name__ for kind in seen if kind not in tagged}
+_ROOTS = frozenset({Document, Record, Event})
+
+
+def _sections(roots: dict[type, str], kinds: dict[type, None]) -> dict[type, str]:
+    """The types with a section of their own: the roots, and what several fields or types have in common."""
+    used: Counter[type] = Counter()
+    for kind in kinds:
+        used.update(
+            each for _, _, hint in fields_of(kind) for each in set(leaves(hint)) if is_documented(each)
+        )
+        used.update(dict.fromkeys(kind.__bases__, 2))
+    several = {kind: kind.__name__ for kind in kinds if used[kind] > 1 and kind not in _ROOTS}
+    return roots | {kind: name for kind, name in several.items() if kind not in roots}
 
 
 def page(name: str) -> str:
     """A page: what it has before its first section, and the sections of the types."""
     head = (REPOSITORY / "docs" / f"{name}.md").read_text("utf-8").partition("\n## ")[0].rstrip("\n")
-    lines = [line for kind, heading in headings(name).items() for line in section(kind, heading)]
-    return "\n".join([head, *lines, ""])
+    return "\n".join([head, *Sections.of(name).lines(), ""])
 
 
 if __name__ == "__main__":

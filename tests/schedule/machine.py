@@ -104,8 +104,12 @@ def simulate(
     scheduler: Scheduler,
     true_ns: npt.NDArray[np.int64],
     hits: Callable[[int, int], bool] = lambda job, worker: False,
+    watch: Callable[[int], None] = lambda now_ns: None,
 ) -> Simulated:
-    """Let all workers do what they are given; who has nothing asks again whenever a batch ends."""
+    """Let all workers do what they are given; who has nothing asks again whenever a batch ends.
+
+    `watch` is called with the time after each request and before the end of a batch.
+    """
     found = Simulated(scheduler.workers)
     events: list[tuple[int, int]] = []
     held: dict[int, tuple[Assignment, int, int]] = {}
@@ -124,8 +128,10 @@ def simulate(
             found.batches.append(jobs)
             found.compiled += len(jobs) - sum(hit)
             found.busy_ns += took
+            watch(found.makespan_ns)
         if not events:
             break
+        watch(events[0][0])
         found.makespan_ns, worker = heapq.heappop(events)
         answer, hit_count, took = held.pop(worker)
         compiles = len(answer.indices) - hit_count

@@ -21,7 +21,7 @@ from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
-from orchestrator.supervise.targets import compile_targets
+from orchestrator.supervise.targets import Expected, compile_targets
 from tests.drivers import REPOSITORY, driver_manifest
 from tests.processors import one_processor
 from tests.stores.stored import plans
@@ -67,7 +67,7 @@ async def test_of_targets_that_begin_together_one_of_each_kind_decodes_the_set(
     results = await compile_targets(
         (str(large),),
         [CompileOptions(selector=each, workers=1, trial_limits=limits) for each in "abcd"],
-        pipelines=238,
+        expected=Expected(238),
         cache_directory=tmp_path / "cache",
         listener=Listener(),
     )

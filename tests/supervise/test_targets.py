@@ -15,6 +15,7 @@ from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, Progress
 from orchestrator.run.steering import Settlement
 from orchestrator.supervise.targets import (
+    Expected,
     Overall,
     TargetResult,
     compile_targets,
@@ -93,7 +94,7 @@ async def run(
     return await compile_targets(
         ("set.foz",),
         [CompileOptions(selector=each, **options) for each in selectors],
-        pipelines=10,
+        expected=Expected(10),
         cache_directory=Path("cache"),
         listener=listener or Listener(),
         stop=stop,
@@ -180,13 +181,35 @@ async def test_the_total_is_fixed_and_done_never_falls(autojump_clock: trio.test
 
 
 def test_time_to_go_counts_those_that_wait_by_what_others_cost() -> None:
-    overall = Overall(10, targets=5, together=2)
+    overall = Overall(Expected(10), "abcde", together=2)
     running = Progress(10, 5, compiled=5, elapsed_s=5.0, rate=1.0, eta_s=5.0)
+    overall.begin("a", 0.0)
     assert overall.take("a", Progress(10), 1.0).eta_s is None
-    assert overall.take("a", running, 5.0).eta_s == pytest.approx((5.0 + 4 * 10.0) / 2)
-    assert overall.take("b", running, 5.0).eta_s == pytest.approx((5.0 + 5.0 + 3 * 10.0) / 2)
-    slow = Progress(10, 5, elapsed_s=5.0, eta_s=300.0)
-    assert overall.take("b", slow, 5.0).eta_s == pytest.approx(max((305.0 + 3 * 157.5) / 2, 300.0))
+    # A second for its beginning, ten for its pipelines; the others cost the same.
+    assert overall.take("a", running, 6.0).eta_s == pytest.approx((5.0 + 4 * 11.0) / 2)
+    overall.begin("b", 0.0)
+    assert overall.take("b", running, 6.0).eta_s == pytest.approx((5.0 + 5.0 + 3 * 11.0) / 2)
+    overall.end("b", 13.0)
+    assert overall.take("a", running, 13.0).eta_s == pytest.approx((5.0 + 3 * (8.0 + 7.5)) / 2)
+
+
+def test_time_to_go_of_a_resumed_run_counts_what_caches_hold() -> None:
+    """The first half is found in two seconds each, the rest is compiled in twenty."""
+    overall, now, worst = Overall(Expected(100, dict.fromkeys("abcd", 100)), "abcdefgh", 1), 0.0, 1.0
+    for name in "abcdefgh":
+        phase = 0.4 if name in "abcd" else 20.0
+        overall.begin(name, now)
+        for tenth in range(11):
+            spent = phase * tenth / 10
+            progress = Progress(100, tenth * 10, elapsed_s=spent, rate=1.0, eta_s=phase - spent)
+            eta = overall.take(name, progress, now + 1.6 + spent).eta_s
+            truth = 4 * 2.0 + 4 * 21.6 - (now + 1.6 + spent)
+            if name != "a" and truth > 2:
+                assert eta is not None
+                worst = max(worst, eta / truth, truth / eta)
+        now += 1.6 + phase
+        overall.end(name, now)
+    assert worst < 1.5
 
 
 def test_selectors_and_patterns_are_targets_each_once() -> None:
