@@ -111,7 +111,7 @@ def with_data(content: bytes, data: bytes) -> bytes:
 
 
 def test_a_file_that_is_damaged_or_another_s_is_an_error_code_and_an_empty_cache(
-    engine: Engine, compiled: bytes, tmp_path: Path
+    engine: Engine, compiled: bytes, reader: Path, tmp_path: Path
 ) -> None:
     data = compiled[128:]
     files = {
@@ -127,10 +127,13 @@ def test_a_file_that_is_damaged_or_another_s_is_an_error_code_and_an_empty_cache
         10: compiled[:-1] + bytes([compiled[-1] ^ 0x80]),
         11: with_data(compiled, b"\xff" * 8 + data[8:]),
     }
+    of_device = (7, 8, 9)  # what the reader below does not look at, for it has no device
+    codes_read = [code for code in files if code not in of_device]
+    assert [status for status, _, _ in answers(reader, [files[each] for each in codes_read])] == codes_read
     alone = None
-    for code, content in files.items():
+    for code in (10, *of_device):
         file = tmp_path / f"{code}"
-        file.write_bytes(content)
+        file.write_bytes(files[code])
         ran = engine.run(file)
         assert (ran.code, ran.status, ran.given) == (SOME_COMPILED, code, 0)
         # Some are the same work as one before; that, and no more, is found in a cache that starts empty.

@@ -362,6 +362,7 @@ def test_the_layer_finds_no_fault_where_pipelines_are_created_from_identifiers(
     """
     cache = tmp_path / "cache"
     arguments = [*compiling(SAMPLE), "--identifiers", "--mode", "shared", "--cache-dir", str(cache)]
+    arguments += ["--shard", "1/2"]
     alarms: Counter[Entry] = Counter()
 
     def compiled(name: str) -> dict[str, Any]:
@@ -374,15 +375,15 @@ def test_the_layer_finds_no_fault_where_pipelines_are_created_from_identifiers(
 
     first = compiled("cold")
     assert "known" not in first
-    assert first["missed"] > 100
+    assert first["missed"] > 50
     second = compiled("warm")
-    assert second["created"] > 200
+    assert second["created"] > 100
     assert "missed" not in second
     # With its identifiers but nothing in the cache every one is missed, libraries and links too.
     for each in cache.glob("*.pipeline-cache"):
         each.unlink()
     third = compiled("nothing in the cache")
-    assert third["missed"] > 100
+    assert third["missed"] > 50
     assert "unknown" not in third
     assert all(alarms[each] for each in OF_IDENTIFIERS) == (runs.layer.version == OLD)
 

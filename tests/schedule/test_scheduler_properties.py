@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from orchestrator.schedule.jobs import JobState
 from orchestrator.schedule.options import Followers, Order, Priority, ScheduleOptions
 from orchestrator.schedule.scheduler import Assignment, Cancellation, Done, Paused, Scheduler, Wait
+from tests.campaigns import tries
 from tests.schedule.machine import QUEUED, assert_consistent, drain, in_state, job_graph, jobs_of
 
 FINAL = {JobState.CREATED, JobState.SHARED, JobState.FAILED, JobState.UNASSIGNABLE, JobState.CANCELLED}
@@ -277,7 +278,7 @@ class Schedule(RuleBasedStateMachine):
 
 TestSchedule = Schedule.TestCase
 TestSchedule.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=tries(40, 400), stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
