@@ -10,16 +10,14 @@ ms alone), `poll` if there is a session, and sleep until the next frame is due.
     late        share of frames that began over 18 ms after the previous one, %; alone_late without a session
     rate        pipelines per second; `unpaced` is run_pipelines without a host
 
-Hosts: a loop and asyncio with `start_session`, trio with `open_session`. Remedies: `interval` sets the
-interpreter's switch interval to 0.5 ms instead of 5 ms; `child` runs in its own process. The script fails if
-a pipeline hits. It cannot show a host in C++, whose frames need no interpreter.
+Hosts: a loop with `start_session`, trio with `open_session`; `child` runs in its own process. The script
+fails if a pipeline hits. It cannot show a host in C++, whose frames need no interpreter.
 
 Command: python benchmarks/bench_frames.py --device radv:navi21 --set sascha.foz --output FILE
 """
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import subprocess
@@ -121,21 +119,6 @@ def in_a_loop(device: Device, prepared: PreparedPipelines, options: RunOptions, 
     return frames, session.finish().result()
 
 
-def in_asyncio(device: Device, prepared: PreparedPipelines, options: RunOptions, amount: int) -> Any:
-    """A program of asyncio."""
-
-    async def main() -> tuple[Frames, RunReport]:
-        session = start_session((device, prepared), options)
-        await asyncio.wrap_future(session.opened)
-        session.submit(range(len(prepared.image)))
-        frames = Frames(amount, session.poll)
-        while not frames.done:
-            await asyncio.sleep(frames.begin())
-        return frames, await asyncio.wrap_future(session.finish())
-
-    return asyncio.run(main())
-
-
 def in_trio(device: Device, prepared: PreparedPipelines, options: RunOptions, amount: int) -> Any:
     """A program of trio."""
 
@@ -162,7 +145,7 @@ def beside_a_child(job: Job, amount: int) -> tuple[Frames, Figures]:
     return frames, figures
 
 
-HOSTS = {"loop": in_a_loop, "asyncio": in_asyncio, "trio": in_trio}
+HOSTS = {"loop": in_a_loop, "trio": in_trio}
 
 
 def measure(job: Job) -> Figures:
@@ -179,8 +162,6 @@ def measure(job: Job) -> Figures:
     if job["host"] == "child":
         frames, figures = beside_a_child(job, amount)
     else:
-        if job["interval_s"]:
-            sys.setswitchinterval(job["interval_s"])
         with opened(job) as (device, prepared):
             gc.collect()
             host = HOSTS[job["host"]]
@@ -209,12 +190,10 @@ def _of(report: RunReport) -> Figures:
 
 def _contenders(common: Job) -> Iterator[tuple[str, Job]]:
     for workers in (1, 2):  # as many as there are processors, and one less
-        each = {**common, "workers": workers, "interval_s": 0}
+        each = {**common, "workers": workers}
         plural = "worker" if workers == 1 else "workers"
         yield f"loop, {workers} {plural}", {**each, "host": "loop"}
-        yield f"asyncio, {workers} {plural}", {**each, "host": "asyncio"}
         yield f"trio, {workers} {plural}", {**each, "host": "trio"}
-        yield f"loop, {workers} {plural}, interval", {**each, "host": "loop", "interval_s": 0.0005}
         yield f"loop, {workers} {plural}, child", {**each, "host": "child"}
 
 
@@ -228,15 +207,7 @@ def main() -> None:
         raise SystemExit("frames and workers need a processor each")
     common = {"device": options.device, "set": options.set}
     rows = compare(__file__, dict(_contenders(common)), options, figure="added_median_ms")
-    names = (
-        "added_median_ms",
-        "added_p99_ms",
-        "beside_p99_ms",
-        "poll_cpu_median_us",
-        "late",
-        "alone_late",
-        "rate",
-    )
+    names = ("added_median_ms", "added_p99_ms", "poll_cpu_median_us", "late", "alone_late", "rate")
     for name in dict(_contenders(common)):
         mine = [row for row in rows if row["contender"] == name and row["round"] >= 0]
         if mine:

@@ -23,11 +23,16 @@ from attrs import define, evolve, field, frozen
 
 from orchestrator.bench.contention import clock_words
 from orchestrator.bench.findings import (
+    Contender,
     ProbeResult,
+    SampleTable,
     choose,
     choose_batch,
     probe_findings,
+    seconds_of,
     topology_findings,
+    undecided,
+    use_of,
     weigh_binaries,
 )
 from orchestrator.bench.jobs import (
@@ -39,7 +44,6 @@ from orchestrator.bench.jobs import (
     Job,
     Probed,
     ProbeJob,
-    ProbeStep,
     Refused,
     SampleJob,
     cannot,
@@ -49,7 +53,6 @@ from orchestrator.bench.jobs import (
 )
 from orchestrator.bench.matrix import in_turn
 from orchestrator.bench.rows import Sample, Start, busy_share, device_text
-from orchestrator.bench.sample_table import Contender, SampleTable, seconds_of, undecided, use_of
 from orchestrator.bench.statistics import BUSY_SHARE, LEAST_CLEAR_PAIRS, LEAST_PAIRS, MORE_ROUNDS
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.modes import CacheMode
@@ -60,6 +63,7 @@ BATCHES = (1, 64, 256, BATCH_LIMIT)
 _WARM_SECONDS = 0.5  # short, because times vary between processes and not between passes
 _FILL_PASSES = 8
 _PROBES = 5
+_GROWTH_ROUNDS = 6
 _FAR = 3.0
 """A contender that is expected to take so many times as long as its baseline is soon decided."""
 
@@ -189,20 +193,16 @@ class _Calibration:
     ) -> tuple[Choice | None, tuple[Finding, ...]]:
         cached = Contender(Start.WARM, CacheMode(warm.mode), warm.workers)
         binaries = evolve(cached, mode=CacheMode.BINARIES)
-        uses = SampleTable([], use_of)
-        if self._has_time_for("warm binaries", 3):
+        if self._fits(self._expected_s(binaries)):
             self._take((binaries, False), -1, self.binary_rows)  # fills the store
-            later = self._later(binaries=False)
-            uses = self._race([[cached, binaries]], self.binary_rows, use_of, later=later)
+        uses = self._race([[cached, binaries]], self.binary_rows, use_of, later=self._later(binaries=False))
         return weigh_binaries(samples, uses, cold, cached, self.most)
 
     def _choose_batch(self, warm: Choice | None) -> tuple[int | None, Finding]:
         mode, workers = (warm.mode, warm.workers) if warm is not None else (CacheMode.SHARED, self.most)
-        usual, found = Contender(Start.WARM, CacheMode(mode), workers), SampleTable([])
+        usual = Contender(Start.WARM, CacheMode(mode), workers)
         group = [usual, *(evolve(usual, batch=each) for each in BATCHES if each != usual.batch)]
-        if usual not in self.failed and self._has_time_for("batches", len(group) + 1):
-            found = self._race([group], self.batch_rows)
-        return choose_batch(found, usual, BATCHES)
+        return choose_batch(self._race([group], self.batch_rows), usual, BATCHES)
 
     @property
     def _pairs(self) -> int:
@@ -249,8 +249,8 @@ class _Calibration:
         passes = _FILL_PASSES if mode == CacheMode.SHARED else 0
         return self._do(what, FillJob(**self._set(directory), workers=workers, mode=mode, passes=passes))
 
-    def _ask(self, what: str, step: ProbeStep, directory: str) -> Answer:
-        return self._do(what, ProbeJob(**self._set(directory), step=step))
+    def _ask(self, what: str, directory: str, rounds: int = 0) -> Answer:
+        return self._do(what, ProbeJob(**self._set(directory), rounds=rounds))
 
     def _set(self, directory: str) -> dict[str, Any]:
         return {
@@ -263,7 +263,7 @@ class _Calibration:
     def _probe(self) -> ProbeResult:
         result = ProbeResult(set_pipelines=self.filled.pipelines, cold_hits=self.filled.hits)
         began = time.monotonic()
-        looked_up = self._ask("looking up in a new process", ProbeStep.LOOK_UP, "shared")
+        looked_up = self._ask("looking up in a new process", "shared")
         self.probe_s = time.monotonic() - began
         if not isinstance(looked_up, Probed):
             return evolve(result, problem=reason_of(looked_up))
@@ -271,10 +271,10 @@ class _Calibration:
         if not result.cache_keeps:
             return result
         compiled = self._fill("compiling with a cache for each worker", "merged", CacheMode.PER_WORKER)
-        again = self._ask("looking up what was merged", ProbeStep.LOOK_UP, "merged")
+        again = self._ask("looking up what was merged", "merged")
         if isinstance(compiled, Filled) and isinstance(again, Probed):
             result = evolve(result, merged_hits=again.hits, merge_warnings=compiled.warnings)
-        grown = self._ask("loading and reading over and over", ProbeStep.GROW, "shared")
+        grown = self._ask("loading and reading over and over", "shared", _GROWTH_ROUNDS)
         if isinstance(grown, Probed):
             result = evolve(result, sizes=grown.sizes)
         failed = [each for each in (compiled, again, grown) if not isinstance(each, Filled | Probed)]
@@ -299,14 +299,6 @@ class _Calibration:
 
     def _fits(self, seconds: float) -> bool:
         return self.deadline is None or time.monotonic() + seconds <= self.deadline
-
-    def _has_time_for(self, what: str, arms: int) -> bool:
-        if self._fits(
-            arms * self._pairs * self._expected_s(Contender(Start.WARM, CacheMode.SHARED, self.most))
-        ):
-            return True
-        self.notes.append(f"{what}: left out, because {self._pairs} pairs do not fit the time limit")
-        return False
 
     def _affordable(
         self, groups: Sequence[Sequence[Contender]], open_ones: Collection[Contender], table: SampleTable

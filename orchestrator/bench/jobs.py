@@ -5,7 +5,6 @@ Guarantees: every job has an answer, also if it cannot be done or its process cr
 
 from __future__ import annotations
 
-import enum
 import os
 import time
 from typing import Final, NoReturn
@@ -106,22 +105,13 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
         return dict.fromkeys(CacheMode, private) | {CacheMode.SHARED: own[CacheMode.SHARED]}
 
 
-class ProbeStep(enum.StrEnum):
-    """A question to the driver in a new process, which knows nothing but the cache file.
+class ProbeJob(CacheJob, frozen=True, kw_only=True, tag_field="job", tag="probe"):
+    """Ask a driver in a new process, which knows nothing but the cache file: how many pipelines hit?
 
-    LOOK_UP: How many pipelines of the set hit?
-    GROW: How large is the cache after each round of loading it, using it and reading it back?
+    With `rounds`: how large is the cache after each round of loading it, using it and reading it back?
     """
 
-    LOOK_UP = "look up"
-    GROW = "grow"
-
-
-class ProbeJob(CacheJob, frozen=True, kw_only=True, tag_field="job", tag="probe"):
-    """Ask a driver one question about a cache; `rounds` are those of GROW."""
-
-    step: ProbeStep
-    rounds: int = 6
+    rounds: int = 0
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="probed"):
@@ -131,7 +121,7 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="pr
     # Description of the pipelines that were compiled although the cache was made from the whole set; "" if
     # all of them hit.
     missed: str = ""
-    sizes: tuple[int, ...] = ()  # Size of the cache after each round of GROW, bytes.
+    sizes: tuple[int, ...] = ()  # Size of the cache after each round, bytes.
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="refused"):

@@ -150,36 +150,29 @@ def _by_round(jobs: Iterable[SampleJob]) -> list[tuple[SampleJob, ...]]:
     return [tuple(each) for each in found.values()]
 
 
-@frozen
-class Eta:
-    """The estimated time of samples, s, and the number of samples without an estimate."""
-
-    seconds: float
-    unknown: int
-
-
-def eta_of(jobs: Sequence[SampleJob], rows: Sequence[Row]) -> Eta:
-    """Estimate the time of jobs from the samples so far.
+def eta_of(jobs: Sequence[SampleJob], rows: Sequence[Row]) -> float | None:
+    """The estimated time of jobs by the samples so far, s; None if that of one is unknown.
 
     A cell without samples is taken for as slow as the slowest cell of its device and start, and slower by as
-    many times as it has fewer workers. Without such a cell there is no estimate.
+    many times as it has fewer workers.
     """
     took: dict[Cell, list[float]] = {}
     for row in rows:
         if isinstance(row, Sample):
             took.setdefault(row.cell, []).append(row.process_s)
     known = {cell: median(values) for cell, values in took.items()}
-
-    def estimated(cell: Cell) -> float | None:
+    total = 0.0
+    for job in jobs:
         near = (
-            value * max(1, other.workers / cell.workers)
+            value * max(1, other.workers / job.workers)
             for other, value in known.items()
-            if (other.device, other.start) == (cell.device, cell.start)
+            if (other.device, other.start) == (job.device, job.start)
         )
-        return known[cell] if cell in known else max(near, default=None)
-
-    found = [estimated(job.cell) for job in jobs]
-    return Eta(sum(each or 0.0 for each in found), found.count(None))
+        estimated = known[job.cell] if job.cell in known else max(near, default=None)
+        if estimated is None:
+            return None
+        total += estimated
+    return total
 
 
 def next_round(
@@ -187,31 +180,16 @@ def next_round(
 ) -> tuple[SampleJob, ...]:
     """The samples to take next: one round of one group; none if no round would end in the time left.
 
-    With a limit, as many groups as possible get the pairs that a verdict needs, those with the most workers
+    With a limit, one group after the other gets the pairs that a verdict needs, those with the most workers
     first; further rounds come last.
     """
     rounds = _by_round(waiting)
-    if left_s is None or not rounds:
+    if left_s is None:
         return rounds[0] if rounds else ()
-    if left_s <= 0:
-        return ()
-    needed: dict[Conditions, list[tuple[SampleJob, ...]]] = {}
-    for each in rounds:
-        if each[0].round < LEAST_PAIRS:
-            needed.setdefault(each[0].conditions, []).append(each)
-    rest_s, fitting, short = left_s, set[Conditions](), []
-    for conditions in sorted(needed, key=lambda each: -each.workers):
-        missing = needed[conditions]
-        eta = eta_of([job for each in missing for job in each], rows)
-        if eta.unknown:
-            return missing[0]  # usually the warm-up, which shows how long a sample takes
-        if eta.seconds <= rest_s:
-            rest_s -= eta.seconds
-            fitting.add(conditions)
-        else:
-            short.append((eta.seconds, missing[0]))
-    # The groups that fit take turns. Of the others, the one that needs the least time comes first.
-    wanted = [each for each in rounds if each[0].conditions in fitting and each[0].round < LEAST_PAIRS]
-    wanted += [each for _, each in sorted(short, key=lambda item: item[0])]
-    wanted += [each for each in rounds if each[0].round >= LEAST_PAIRS]
-    return next((each for each in wanted if eta_of(each, rows).seconds <= left_s), ())
+    rounds.sort(key=lambda each: (_rank(each[0]), each[0].section))
+    return next((each for each in rounds if left_s > 0 and (eta_of(each, rows) or 0.0) <= left_s), ())
+
+
+def _rank(job: SampleJob) -> tuple[bool, bool, int]:
+    """Warm-ups, which show how long a sample takes; most workers; last what no verdict needs."""
+    return job.round >= LEAST_PAIRS, job.round >= 0, -job.workers

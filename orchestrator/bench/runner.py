@@ -30,7 +30,7 @@ from orchestrator.bench.jobs import (
     reason_of,
     run_in_process,
 )
-from orchestrator.bench.matrix import Eta, Matrix, eta_of, next_round, remaining, settled
+from orchestrator.bench.matrix import Matrix, eta_of, next_round, remaining, settled
 from orchestrator.bench.rows import (
     Arm,
     Cell,
@@ -49,7 +49,6 @@ from orchestrator.bench.rows import (
     fields_of,
     read_rows,
 )
-from orchestrator.bench.statistics import LEAST_PAIRS
 from orchestrator.bench.trace import TraceEvent, events_of
 from orchestrator.devices.modes import CacheMode
 from orchestrator.stores.files.writer_lock import writer_lock
@@ -69,7 +68,7 @@ class BenchProgress:
     total: int  # Samples of the matrix, at most: fewer where all modes are decided sooner.
     round: int  # The current round; -1 for the warm-up.
     now: str  # The current arm, in words.
-    eta: Eta  # Estimated time to go.
+    eta_s: float | None  # Estimated time to go, s; None while that of a sample is unknown.
     left_s: float | None  # Time left until the limit, s; None without a limit.
 
 
@@ -228,7 +227,7 @@ class _BenchRun:
             total = sum(1 for _ in self.matrix.jobs(settled(self.matrix, self.rows, given_up)))
             jobs = next_round(waiting, self.rows, self.left_s())
             if not jobs:
-                return self._out_of_time(waiting)
+                return f"the time limit: {len(waiting)} of {total} samples are missing"
             # What failed comes first: if it fails again, nothing else is taken again.
             failed = {each.arm for each in failed_arms(self.rows)}
             to_go = [*sorted(jobs, key=lambda each: each.arm not in failed)]
@@ -236,7 +235,8 @@ class _BenchRun:
             for number in range(len(jobs)):
                 job, left = to_go[0], self.left_s()
                 if job.round < 0 and left is not None and left < 0:
-                    return self._out_of_time(to_go)  # stopping within a warm-up splits no pair
+                    # Stopping within a warm-up splits no pair.
+                    return f"the time limit: {len(to_go)} of {total} samples are missing"
                 if job.arm not in given_up:
                     progress = (total - len(to_go), total, job.round, arm_text(job), eta_of(to_go, self.rows))
                     self.on_progress(BenchProgress(*progress, left))
@@ -249,17 +249,6 @@ class _BenchRun:
                             break
                 to_go.pop(0)
         return ""
-
-    def _out_of_time(self, to_go: Sequence[SampleJob]) -> str:
-        jobs = list(self.matrix.jobs(settled(self.matrix, self.rows)))
-        conditions = {each.conditions for each in jobs}
-        lacking = {each.conditions for each in to_go if each.round < LEAST_PAIRS}
-        enough = self.matrix.samples >= LEAST_PAIRS
-        return (
-            f"the time limit: {len(to_go)} of {len(jobs)} samples are missing; {len(conditions - lacking)} "
-            f"of {len(conditions)} groups have the {min(LEAST_PAIRS, self.matrix.samples)} pairs that "
-            f"{'a verdict needs' if enough else 'were asked for'}"
-        )
 
     def _row(self, job: SampleJob) -> Row:
         timeline = timeline_path(self.directory, job)

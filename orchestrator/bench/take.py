@@ -34,7 +34,6 @@ from orchestrator.bench.jobs import (
     Job,
     Probed,
     ProbeJob,
-    ProbeStep,
     Refused,
     SampleJob,
 )
@@ -262,7 +261,6 @@ def probe(job: ProbeJob) -> Probed:
         DeviceError: The driver has no creation feedback, so hits are unknown.
     """
     hits, sizes, asked, missed = 0, list[int](), False, list[str]()
-    grows = job.step is ProbeStep.GROW
     with _opened(job) as (quarantined, opener):
         source = quarantined.source
         for opened in opened_groups(source, opener):
@@ -274,18 +272,18 @@ def probe(job: ProbeJob) -> Probed:
             asked = True
             path = cache_path(Path(job.cache_directory), device.identity)
             data = read_cache_file(path, device.identity).data
-            for _ in range(job.rounds if grows else 1):
+            for _ in range(max(1, job.rounds)):
                 report = _run(device, image, _ONE, data).report
                 hits, data = hits + report.cache_hits, report.cache_data or b""
                 sizes.append(len(data))
-            if grows:
+            if job.rounds:
                 break  # one group of features shows it
             compiled, found = (report.pipelines.status == each for each in (_COMPILED, _HIT))
             if compiled.any() and found.any():
                 missed.append(describe(image, compiled, found))
         if not asked:
             raise DeviceError(f"{source.name}: {device_text(job.device)} takes none of its pipelines")
-    return Probed(hits=hits, missed="; ".join(missed), sizes=tuple(sizes) if grows else ())
+    return Probed(hits=hits, missed="; ".join(missed), sizes=tuple(sizes) if job.rounds else ())
 
 
 @contextmanager

@@ -198,13 +198,11 @@ def show_progress(bar: MeasurementBar, progress: BenchProgress) -> None:
 
 
 def eta_text(progress: BenchProgress) -> str:
-    """The estimated time to go, and the number of samples without an estimate."""
-    eta, left = progress.eta, progress.left_s
-    text = f"{seconds_text(eta.seconds)} to go" if eta.seconds else "time to go not known yet"
-    if eta.seconds and eta.unknown:
-        text = f"more than {text}: {plural(eta.unknown, 'sample')} of unknown length"
-    if left is not None and (eta.unknown or left < eta.seconds):
-        text += f", {seconds_text(max(0.0, left))} until the time limit"
+    """The estimated time to go, and the time until the limit if that is less."""
+    eta_s, left_s = progress.eta_s, progress.left_s
+    text = "time to go not known yet" if eta_s is None else f"at most {seconds_text(eta_s)} to go"
+    if left_s is not None and (eta_s is None or left_s < eta_s):
+        text += f", {seconds_text(max(0.0, left_s))} until the time limit"
     return text
 
 

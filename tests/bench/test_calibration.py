@@ -6,9 +6,17 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from orchestrator.bench.findings import ProbeResult, choose, choose_batch, probe_findings, topology_findings
+from orchestrator.bench.findings import (
+    Contender,
+    ProbeResult,
+    SampleTable,
+    choose,
+    choose_batch,
+    probe_findings,
+    seconds_of,
+    topology_findings,
+)
 from orchestrator.bench.rows import Sample, Start
-from orchestrator.bench.sample_table import Contender, SampleTable, seconds_of
 from orchestrator.devices.modes import CacheMode
 from orchestrator.run.options import BATCH_LIMIT
 from tests.bench.support import sample
@@ -128,22 +136,6 @@ def test_what_is_told_of_worker_caches_holds_where_two_levels_are_undecided() ->
     assert "whether two-level would be faster is undecided" in choice.words
 
 
-def test_a_driver_that_does_not_merge_leaves_the_shared_cache() -> None:
-    found = SampleTable(rows({A: 2.0, B: 1.0, ONE: 4.0, (CacheMode.PER_WORKER, 1): 4.0}))
-    choice = choose(found, Start.COLD, (1, 2), merge_works=False)
-    assert choice is not None
-    assert (choice.mode, choice.workers) == (CacheMode.SHARED, 2)
-    assert "does not merge" in choice.words
-
-
-def test_the_fewest_workers_that_are_as_fast() -> None:
-    shared, private = CacheMode.SHARED, CacheMode.PER_WORKER
-    times = {(shared, 16): 1.0, (private, 16): 1.0, (shared, 8): 1.0, (shared, 1): 9.0}
-    choice = choose(SampleTable(rows(times)), Start.COLD, (1, 8, 16), merge_works=True)
-    assert choice is not None
-    assert (choice.mode, choice.workers) == (CacheMode.SHARED, 8)
-
-
 def test_as_fast_means_as_the_fastest_number_of_workers() -> None:
     shared, private = CacheMode.SHARED, CacheMode.PER_WORKER
     times = {(shared, 16): 2.0, (private, 16): 2.0, (shared, 4): 1.0, (shared, 1): 1.9}
@@ -154,15 +146,6 @@ def test_as_fast_means_as_the_fastest_number_of_workers() -> None:
     assert choice is not None
     assert (choice.mode, choice.workers) == (CacheMode.SHARED, 4)
     assert "16 take longer" in choice.words
-
-
-def test_one_processor_leaves_no_choice_of_workers() -> None:
-    choice = choose(
-        SampleTable(rows({ONE: 1.0, (CacheMode.PER_WORKER, 1): 1.0})), Start.COLD, (1,), merge_works=True
-    )
-    assert choice is not None
-    assert choice.workers == 1
-    assert "nothing else was tried" in choice.words
 
 
 def batches(times: Mapping[int, float]) -> SampleTable:
@@ -194,12 +177,6 @@ def test_batches(times: Mapping[int, float], chosen: int, ratio: float | None) -
     assert ("; calls of 1 take x" in finding.words) == (ratio is not None)
 
 
-def test_batches_that_were_not_measured() -> None:
-    batch, finding = choose_batch(SampleTable([]), Contender(Start.WARM, CacheMode.SHARED, 1, 64), (1, 64))
-    assert batch is None
-    assert finding.answer == "not measured"
-
-
 @pytest.mark.parametrize(
     ("probe", "expected"),
     [
@@ -221,12 +198,3 @@ def test_what_processes_found_out(probe: ProbeResult, expected: tuple[str, str, 
     assert ("does not grow without bound" in findings[2].words) == (expected[2] == "no")
     for warning in probe.merge_warnings:
         assert warning in findings[1].words
-
-
-def test_what_the_driver_does_not_keep_is_named() -> None:
-    probe = ProbeResult(set_pipelines=88, shared_hits=60, missed="28 of 88 ray tracing: 00000000000000ab")
-    (keeping, *_) = probe_findings(probe)
-    assert keeping.words == (
-        "keeping: of 88 pipelines a new process finds 60 in a saved cache. This driver does not keep "
-        "28 of 88 ray tracing: 00000000000000ab."
-    )

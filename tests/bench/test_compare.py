@@ -98,13 +98,6 @@ def test_the_merge_counts_once_a_pass_and_keys_count() -> None:
     assert report.changes[0].time.ratio.median == pytest.approx(2.0)
 
 
-def test_controls_of_different_baselines_are_none() -> None:
-    private = [msgspec.structs.replace(each, mode="per-worker") for each in results() if each.round > 2]
-    mixed = [*private, *(each for each in results() if each.round <= 2)]
-    (change, *_) = compare_samples(mixed, mixed).changes
-    assert change.time.control is None
-
-
 def test_without_controls_nothing_is_called_a_change() -> None:
     without = [each for each in results(3.0) if not each.control]
     report = compare_samples(results(), without)
@@ -121,18 +114,6 @@ def test_a_control_of_one_pair_is_too_short_also_beside_a_long_one() -> None:
 
 def failures(rows: list[Sample]) -> list[FailedSample]:
     return [FailedSample(**fields_of(Turn, each), reason="it crashed") for each in rows]
-
-
-def test_what_fails_or_is_missing_is_told() -> None:
-    other = results(device="a") + results(device="b")
-    report = compare_samples(other, results(device="a"))
-    assert (report.is_complete, {each.device for each in report.only_before}) == (False, {"b"})
-    report = compare_samples(other, [*results(device="a"), *failures(results(device="b"))])
-    assert [(each.device, each.control) for each in report.failed] == [("b", False), ("b", True)]
-    assert report.summary().endswith("; 1 cell only before, 2 failed after")
-    report = compare_samples(other, [*other, *failures(results(device="b"))], [("a", "a")])
-    assert (report.failed, report.is_complete) == ((), True)  # the other device is not compared
-    assert compare_samples(other, [*failures(other), *other]).is_complete  # tried again
 
 
 def test_without_samples_nothing_is_compared() -> None:
@@ -152,14 +133,6 @@ def test_pipelines_that_are_refused_pass_for_no_gain() -> None:
     assert not report.is_complete
     assert compare_samples(half, results()).is_complete
     assert compare_samples(half, results(created=1500, failed=1500, passes=3)).is_complete  # the same 500
-
-
-def test_pipelines_that_a_device_lacks_features_for_are_told() -> None:
-    report = compare_samples(results(), results(0.5, skipped=160, pipelines=840, created=840))
-    assert report.differences == ("pipelines skipped: 0 -> 160",)
-    assert report.summary().endswith("of 1 cell 1 faster; 160 pipelines more skipped, whose time is missing")
-    assert (report.is_complete, report.skipped_added) == (False, 160)
-    assert compare_samples(results(skipped=160), results()).is_complete
 
 
 def test_time_needs_equal_waits_for_a_processor_and_cpu_time_decides_without() -> None:

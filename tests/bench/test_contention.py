@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from orchestrator.bench.contention import contention_report, rate_text, ratio_text
-from orchestrator.bench.rows import Latencies, Row, Sample, Start
-from orchestrator.bench.sample_table import Contender, SampleTable
+from orchestrator.bench.findings import Contender, SampleTable
+from orchestrator.bench.rows import Latencies, Sample, Start
 from orchestrator.bench.statistics import Estimate
 from orchestrator.devices.modes import CacheMode
-from tests.bench.support import ENVIRONMENT, failure, sample, series
+from tests.bench.support import ENVIRONMENT, sample, series
 
 STEADY = [1.00, 1.01, 0.99, 1.02, 1.00, 0.98, 1.01]
 OTHER = [1.01, 0.99, 1.00, 1.00, 1.02, 0.99, 0.98]
@@ -98,21 +98,6 @@ def test_only_samples_of_one_run_are_pairs() -> None:
     assert {each.cell.workers for each in alone.cells if each.efficiency is not None} == {1, 16}
 
 
-def test_a_baseline_that_a_later_run_took_again_leaves_no_control_behind() -> None:
-    before = [
-        msgspec.structs.replace(each, mode=CacheMode.PER_WORKER) if each.control else each
-        for each in matrix({"per-worker": 1.0, "none": 1.0})
-    ]
-    after = [
-        msgspec.structs.replace(each, run="2")
-        for each in matrix({"shared": 1.0, "per-worker": 1.0, "none": 1.0})
-    ]
-    report = contention_report([*before, *after])
-    assert report.comparisons[0].baseline == CacheMode.SHARED
-    assert report.comparisons[0].control is not None
-    assert "equal within 5%" in report.verdicts[0]
-
-
 def test_without_both_topologies_or_a_control_there_is_no_verdict() -> None:
     (verdict,) = contention_report(matrix({"shared": 1.0, "none": 1.0})).verdicts
     assert "not measured with both" in verdict
@@ -191,13 +176,6 @@ def test_a_warm_cell_whose_cache_does_not_hold_everything_is_told() -> None:
     assert "in 1 of 2 warm cells" in told
     assert "up to 500 of 1,000)" in told
     assert not [each for each in contention_report(cold + whole).warnings if "warm" in each]
-
-
-def test_what_failed_is_in_the_report_until_it_succeeds() -> None:
-    failed = failure(workers=16, mode=CacheMode.NONE, round=2)
-    rows: list[Row] = [*matrix({"shared": 1.0}), failed]
-    assert contention_report(rows).failed == (failed,)
-    assert contention_report([*rows, sample(workers=16, mode=CacheMode.NONE)]).failed == ()
 
 
 @pytest.mark.parametrize(

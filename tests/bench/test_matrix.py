@@ -68,23 +68,13 @@ def test_the_baseline_is_the_first_mode_without_shared() -> None:
     assert {job.mode for job in plan.jobs() if job.control} == {"per-worker"}
 
 
-def test_the_eta_says_what_it_does_not_know() -> None:
+def test_the_eta_is_none_until_all_is_known_and_fewer_workers_take_longer() -> None:
     jobs = list(PLAN.jobs())
-    assert eta_of(jobs, []).unknown == len(jobs)
-    assert eta_of(jobs, []).seconds == 0
+    assert eta_of(jobs, []) is None
     rows = [row_of(job) for job in jobs if job.round == -1]
-    eta = eta_of(remaining(PLAN, rows), rows)
-    assert eta.unknown == 0
-    assert eta.seconds == 2.0 * (len(jobs) - len(rows))
+    assert eta_of(remaining(PLAN, rows), rows) == 2.0 * (len(jobs) - len(rows))
     # Of one device alone nothing is known about the other.
-    rows = [row_of(job) for job in jobs if job.device == "x" and job.round == -1]
-    assert eta_of(jobs, rows).unknown == len(jobs) / 2
-
-
-def test_a_cell_with_busier_neighbours_counts_as_if_the_work_were_its_own() -> None:
-    plan = evolve(PLAN, devices=("x",), starts=(Start.COLD,), duplicates=(0.0,), modes=(CacheMode.SHARED,))
-    jobs = list(plan.jobs())
-    rows = [row_of(job) for job in jobs if job.workers == 4]
-    alone = [job for job in jobs if job.workers == 1]
-    assert eta_of(alone, rows).seconds == pytest.approx(4 * 2.0 * len(alone))
-    assert eta_of(alone, rows).unknown == 0
+    assert eta_of(jobs, [row_of(job) for job in jobs if job.device == "x" and job.round == -1]) is None
+    alone = [job for job in jobs if (job.workers, job.device, job.start) == (1, "x", "cold")]
+    rows = [row_of(job) for job in jobs if (job.workers, job.device, job.start) == (4, "x", "cold")]
+    assert eta_of(alone, rows) == pytest.approx(4 * 2.0 * len(alone))

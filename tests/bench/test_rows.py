@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
@@ -37,20 +36,6 @@ def test_rows_survive_a_file(tmp_path: Path) -> None:
     assert read_rows(path) == rows
     assert counted_samples(read_rows(path)) == rows[2:]
     assert path.read_bytes().count(b"\n") == 3
-
-
-def test_a_row_is_on_disk_when_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "results.jsonl"
-    synced: list[tuple[int, bytes]] = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append((descriptor, path.read_bytes())))
-    rows: list[Row] = [sample(round=0), sample(round=1)]
-    with RowWriter(path) as writer:
-        for number, row in enumerate(rows, 1):
-            writer.write(row)
-            # The writer is open still: a bench that is killed now has lost nothing.
-            assert read_rows(path) == rows[:number]
-            assert len(synced) == number
-            assert synced[-1][1].count(b"\n") == number
 
 
 def test_a_failure_names_its_leg_also_where_it_was_written_before_legs_were(tmp_path: Path) -> None:

@@ -98,13 +98,6 @@ def test_a_ratio_needs_pairs_above_zero(above: list[float], below: list[float]) 
         paired_ratio(above, below)
 
 
-def test_an_unpaired_ratio_is_that_of_the_medians() -> None:
-    found = unpaired_ratio([6.0, 2.0, 4.0], [1.0, 3.0, 2.0, 2.0])
-    assert found.median == 2.0
-    assert found.low <= 2.0 <= found.high
-    assert found.count == 3
-
-
 def test_pairs_are_of_rounds_that_both_have() -> None:
     assert by_round({0: 1.0, 1: 2.0, 3: 4.0}, {1: 5.0, 3: 0.0, 4: 6.0}, float) == ([2.0], [5.0])
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import trio
 
-from orchestrator.bench.jobs import FillJob, ProbeJob, ProbeStep, SampleJob
+from orchestrator.bench.jobs import FillJob, ProbeJob, SampleJob
 from orchestrator.bench.rows import Start
 from orchestrator.bench.take import fill, probe, settings_of, take_sample
 from orchestrator.devices.image import CreateInfoImage
@@ -161,21 +161,19 @@ def test_what_a_fill_keeps_is_found_by_a_probe(recorded: tuple[str], tmp_path: P
     cache = tmp_path / "caches"
     cache.mkdir(mode=0o700)
 
-    def ask(step: ProbeStep, rounds: int = 3) -> tuple[int, tuple[int, ...]]:
-        job = ProbeJob(
-            step=step, set_paths=recorded, device="simulated", cache_directory=str(cache), rounds=rounds
-        )
-        found = probe(job)
+    def ask(rounds: int = 0) -> tuple[int, tuple[int, ...]]:
+        where = {"device": "simulated", "cache_directory": str(cache)}
+        found = probe(ProbeJob(set_paths=recorded, rounds=rounds, **where))
         return found.hits, found.sizes
 
-    assert ask(ProbeStep.LOOK_UP) == (0, ())  # nothing is there yet
+    assert ask() == (0, ())  # nothing is there yet
     job = fill_job(recorded, cache, mode=CacheMode.PER_WORKER, passes=2)
     filled = fill(job)
     assert (filled.pipelines, filled.hits, filled.not_kept) == (4, 0, "")
     assert filled.hit_s.keys() == {CacheMode.SHARED, CacheMode.PER_WORKER}
     assert all(one > 0 and every > 0 for one, every in filled.hit_s.values())
-    assert ask(ProbeStep.LOOK_UP) == (4, ())
-    hits, sizes = ask(ProbeStep.GROW)
+    assert ask() == (4, ())
+    hits, sizes = ask(rounds=3)
     assert (hits, len(sizes), len(set(sizes))) == (12, 3, 1)
 
 

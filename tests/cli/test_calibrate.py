@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench import calibration as calibrating
-from orchestrator.bench.jobs import Answer, FillJob, Job, Probed, ProbeJob, ProbeStep, SampleJob
+from orchestrator.bench.jobs import Answer, FillJob, Job, Probed, ProbeJob, SampleJob
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import simulated_identity
@@ -30,7 +30,7 @@ def quick(job: Job) -> Answer:
             binaries="binaries" in name,
         )
     if isinstance(job, ProbeJob):
-        return Probed(hits=100, sizes=(1000,) * job.rounds if job.step is ProbeStep.GROW else ())
+        return Probed(hits=100, sizes=(1000,) * job.rounds)
     assert isinstance(job, SampleJob)
     wall_ns = (2_000_000_000 if job.mode == "shared" else 1_000_000_000) * job.passes
     return sample_of(job, environment=SIMULATED, wall_ns=wall_ns)
