@@ -59,6 +59,9 @@ class CompileArguments:
             this way. Identifiers are kept in the cache directory.
         only: Compile only the pipeline with this key, 16 hex digits as reports show them, even if it is in
             quarantine. May be given several times.
+        only_these: Write a cache of this set alone. Where the cache file holds pipelines that the set does
+            not have, begin with an empty cache, compile everything, and replace the file at the end. With
+            `--out` this is so in any case, where the file is known to hold others.
         retry_quarantined: Retry pipelines that crashed or hung the driver in an earlier run. Those that
             compile now leave the quarantine.
         timeout: Longest time in the driver for one pipeline, such as `5s` (a number alone is seconds). Then
@@ -112,6 +115,7 @@ class CompileArguments:
     plan: Literal["auto", "off"] = "auto"
     identifiers: Flag = False
     only: Annotated[list[str] | None, Parameter(negative="")] = None
+    only_these: Flag = False
     retry_quarantined: Flag = False
     timeout: str = "auto"
     binaries_disk: Annotated[str, Parameter(show_default=lambda _: "as before, else 512M")] = ""

@@ -165,6 +165,11 @@ def _check(given: CompileArguments, *, several: bool) -> None:
             "use --mode per-worker or two-level",
         ),
         (
+            given.only_these and (given.only or given.shard or given.mode in ("binaries", "none")),
+            "--only-these: it is about the cache file of a whole set",
+            "leave out --only and --shard, and modes binaries and none",
+        ),
+        (
             given.identifiers and given.mode == "none",
             "--identifiers: mode none has no cache, so they would find nothing",
             "leave one out",
@@ -200,6 +205,7 @@ def _options(arguments: CompileArguments, selector: str) -> CompileOptions:
         time_limit_s=time_limit_seconds(arguments.time_limit) if arguments.time_limit else None,
         plan=arguments.plan == "auto",
         identifiers=arguments.identifiers,
+        only_these=arguments.only_these,
     )
 
 

@@ -666,7 +666,7 @@ async def compile_set(
     if options.mode is CacheMode.NONE:
         directory = None
     steering = Steering.of(stop)
-    cache = CompileCache(options, directory, steering.stop)
+    cache = CompileCache(options, directory, steering.stop, source)
     chosen = opener or default_opener
     if options.mode is CacheMode.BINARIES:
         chosen = with_features(chosen, frozenset({PIPELINE_BINARIES}))

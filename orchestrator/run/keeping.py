@@ -45,6 +45,7 @@ from orchestrator.run.records import (
     RunReport,
     SaveReason,
 )
+from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores.binary_store import BinaryStore, StoreError
 from orchestrator.stores.cache_file import (
     DEFAULT_POLICY,
@@ -180,6 +181,8 @@ class CacheKeeper:
     file_policy: LoadPolicy = DEFAULT_POLICY  # Which files the device may be given.
     # Hashes of data that this process loaded or saved; its keepers of one file share them.
     own_hashes: set[bytes] = field(factory=set)
+    # Hash of the data in the file of which nothing is to be kept, once all was compiled; empty: all is.
+    replaces: bytes = b""
     saves: list[CacheSave] = field(factory=list, init=False)  # What was saved or tried, in order.
     # Hash of the data that the file has with all that is in the primary; empty where it has not.
     content: bytes = field(default=b"", init=False)
@@ -199,6 +202,7 @@ class CacheKeeper:
             self.before.add(self.content)
             self._included.add(self.content)
         self.loaded = evolve(self.loaded, data=b"")  # the primary has it
+        self.own_hashes.update(filter(None, [self.replaces]))
 
     # --- on the way, mode shared
 
@@ -265,6 +269,12 @@ class CacheKeeper:
                 self._save(primary, due, LOCK_WAIT_S)
 
     # --- at the end
+
+    def replace(self) -> None:
+        """All was compiled: keep nothing of the data that is to be replaced, however often it was saved."""
+        if self.replaces:
+            self._included |= {self.replaces, *self.own_hashes}
+            self.before.clear()
 
     def finish(
         self, primary: PipelineSource, reason: SaveReason, compiled: int | None, size: int | None = None
@@ -360,7 +370,8 @@ class CacheKeeper:
         if found is not None and found.status is LoadStatus.LOADED:
             others = held not in self.own_hashes and report.bytes_before > 0
             is_ours = held in self._included
-            self.before.add(held)
+            if not (self.replaces and is_ours):
+                self.before.add(held)
         if report.data_hash:
             self.own_hashes.add(report.data_hash)
             self.before.add(report.data_hash)
@@ -590,6 +601,7 @@ class CompileCache:
     options: CompileOptions
     directory: Path | None  # Where the cache file is kept; None: nowhere.
     stop: trio.Event | None  # Set where the compile was asked to end.
+    source: PipelineSet  # What is compiled.
     decision: Decision = field(init=False)  # How the run goes, as decided so far.
     file: CacheFileRecord = field(factory=CacheFileRecord, init=False)  # What became of the cache file.
     # What became of each cache file when it was first opened, without the data. There may be several: a
@@ -620,6 +632,7 @@ class CompileCache:
         """The mode on a device, decided as far as it can be before its cache was loaded."""
         directory = self.directory
         warm = directory is not None and os.path.exists(self.path_of(directory, device))  # noqa: PTH110
+        warm = warm and not self.options.only_these
         self._decide(device, wanted, warm=warm)
         return self.decision.mode
 
@@ -663,7 +676,10 @@ class CompileCache:
                 if report is not None:
                     stopped = self.stop is not None and self.stop.is_set()
                     reason = SaveReason.SIGNAL if stopped else SaveReason.EXIT
-                    compiled = report.counts()[OutcomeStatus.COMPILED]
+                    counts = report.counts()
+                    compiled = counts[OutcomeStatus.COMPILED]
+                    if reason is SaveReason.EXIT and not counts[OutcomeStatus.NOT_RUN]:
+                        keeper.replace()
                     if (merge := report.merge) is not None:
                         # What grew is saved, whatever creation feedback says.
                         compiled += merge.primary_bytes_after > merge.primary_bytes_before + BOOKKEEPING_BYTES
@@ -736,9 +752,17 @@ class CompileCache:
         options, merges = self.options, device.features.internally_synchronized_merge
         policy = LoadPolicy(relax_driver_version=options.relax_driver_version)
         two_level = self.decision.mode is CacheMode.TWO_LEVEL
-        primary, loaded = load_into_cache(
-            device, path, policy, internally_synchronized_merge=two_level and merges, name="primary"
-        )
+        replaces = self._to_replace(path)
+        if replaces:
+            primary = device.create_pipeline_cache(
+                internally_synchronized_merge=two_level and merges, name="primary"
+            )
+            loaded = LoadResult(LoadStatus.MISSING, path)
+            self._notes.append(f"{path} also holds pipelines that are not of this set: it is made anew")
+        else:
+            primary, loaded = load_into_cache(
+                device, path, policy, internally_synchronized_merge=two_level and merges, name="primary"
+            )
         warm, held = loaded.status is LoadStatus.LOADED, None
         if warm:
             held, problem = _held_by(path, loaded.data_hash, wanted)
@@ -755,8 +779,25 @@ class CompileCache:
             warm=warm,
             held=held,
             was_there=warm and first.status is LoadStatus.LOADED,
-            keeper=CacheKeeper(device, path, loaded, options.save_policy, policy, own_hashes=own),
+            keeper=CacheKeeper(
+                device, path, loaded, options.save_policy, policy, own_hashes=own, replaces=replaces
+            ),
         )
+
+    def _to_replace(self, path: Path) -> bytes:
+        """Hash of the data of a cache file of which nothing is to be kept; empty where it is to be loaded."""
+        options = self.options
+        is_wanted = options.only_these or (options.cache_file_needed and options.subset.is_whole)
+        if not is_wanted or path in self.loads:
+            return b""
+        try:
+            there = stored_data_hash(path) or b""
+        except ReadError:
+            return b""  # why is said by the load
+        known = read_contents(path)
+        if not there or known.data_hash != there:
+            return there if options.only_these else b""
+        return b"" if np.isin(known.keys, self.source.pipelines.keys).all() else there
 
     def _note_load(self, path: Path, loaded: LoadResult) -> None:
         if self.file.path not in (None, path):

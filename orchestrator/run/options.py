@@ -356,6 +356,9 @@ class CompileOptions:
         inspect_executables: After the run create every pipeline once more, without a cache, and ask the
             driver about its code: `CompileReport.inspected`. Costs a cold compile, outside of all timings.
         subset: Which of the set's pipelines; the report counts these alone.
+        only_these: Keep a cache of this set alone: where its file holds pipelines that the set does not have,
+            or nobody knows, begin with an empty cache, and replace the file once all was compiled. For packs
+            (`cache_file_needed`) in any case, where the file is known to hold others.
         batch_limit: Largest batch; None for what suits the run.
         retry_quarantined: Try pipelines again that are in the quarantine of the cache directory: those that
             ended the driver in an earlier run, which otherwise fail without being tried.
@@ -391,6 +394,7 @@ class CompileOptions:
     plan: bool = _switch(True)
     open_ahead: bool = _switch(True)
     identifiers: bool = _switch(False)
+    only_these: bool = _switch(False)
 
     def __attrs_post_init__(self) -> None:
         _check_merge(self.mode, self.merge)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,7 +27,7 @@ from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.writer_lock import writer_lock
 from tests.cli.conftest import Call
 from tests.run.report_page import fields_of
-from tests.run.small_sets import BLUR
+from tests.run.small_sets import BLUR, write_small_set
 
 HERE = "-d", "simulated", "--in-process"
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -497,3 +498,30 @@ def test_what_cannot_be_written_in_the_end_costs_no_report(
     done = call(*arguments, "--json")
     assert done.code == ExitCode.BAD_INPUT
     assert done.document["outcomes"]["compiled"] > 0
+
+
+def test_a_cache_of_one_set_alone(call: Call, small_set: Path, tmp_path: Path) -> None:
+    """What the cache file holds of other sets goes, once all was compiled; a pack never has it."""
+    part, folder, pack = tmp_path / "part.foz", tmp_path / "cache", tmp_path / "pack"
+    write_small_set(part, 0, 4)
+
+    def size_after(path: Path, *options: str) -> int:
+        options = ("-d", "simulated", "--in-process", "--cache-dir", str(folder), *options)
+        assert call("compile", path, *options).code == ExitCode.OK
+        (saved,) = folder.glob("*.pipeline-cache")
+        return saved.stat().st_size
+
+    whole = size_after(small_set)
+    assert size_after(part) == whole
+    alone = size_after(part, "--only-these")
+    assert alone < whole / 2
+    assert call("prune", "--cache-dir", folder).code == ExitCode.OK
+    again = call("compile", part, "-d", "simulated", "--in-process", "--cache-dir", folder, "--only-these")
+    assert re.search(r"compute +4 +0 +4 +0 +0", again.out)  # the file is known to hold no others
+    for path in (small_set, part):
+        assert call("compile", path, "-d", "simulated", "--out", pack).code == ExitCode.OK
+    (packed,) = pack.glob("*.pipeline-cache")
+    assert packed.stat().st_size == alone
+    assert call("verify", pack).code == ExitCode.OK
+    for wrong in (("--shard", "1/2"), ("--only", "0" * 16), ("--mode", "none")):
+        assert call("compile", part, "-d", "simulated", "--only-these", *wrong).code == ExitCode.BAD_INPUT
