@@ -28,6 +28,7 @@ from orchestrator.sets.image.documents import BARE_ARRAYS, SHARED_STATES, WORD_A
 from orchestrator.sets.needs.context import (
     CONTEXTS,
     DynamicStates,
+    chained,
     discards,
     dynamic_state,
     first,
@@ -60,12 +61,37 @@ _NOT_CHECKED = frozenset(
 _TYPES_NOT_CHECKED = frozenset({"VkImageLayout"})
 
 
+# Members that a dynamic state takes the place of, so that they may hold any number.
+_REPLACED = {
+    ("VkPipelineInputAssemblyStateCreateInfo", "topology"): "PRIMITIVE_TOPOLOGY",
+    ("VkPipelineRasterizationStateCreateInfo", "polygonMode"): "POLYGON_MODE_EXT",
+    ("VkPipelineRasterizationStateCreateInfo", "cullMode"): "CULL_MODE",
+    ("VkPipelineRasterizationStateCreateInfo", "frontFace"): "FRONT_FACE",
+    ("VkPipelineMultisampleStateCreateInfo", "rasterizationSamples"): "RASTERIZATION_SAMPLES_EXT",
+    ("VkPipelineDepthStencilStateCreateInfo", "depthCompareOp"): "DEPTH_COMPARE_OP",
+    ("VkPipelineColorBlendStateCreateInfo", "logicOp"): "LOGIC_OP_EXT",
+}
+# Members that are ignored where another one is off; applications may leave them as the memory was.
+_IGNORED_WITHOUT = {
+    "VkPipelineColorBlendAttachmentState": (
+        "blendEnable",
+        "srcColorBlendFactor dstColorBlendFactor colorBlendOp "
+        "srcAlphaBlendFactor dstAlphaBlendFactor alphaBlendOp",
+    ),
+    "VkPipelineColorBlendStateCreateInfo": ("logicOpEnable", "logicOp"),
+    "VkPipelineDepthStencilStateCreateInfo": ("depthTestEnable", "depthCompareOp"),
+    "VkSamplerCreateInfo": ("compareEnable", "compareOp"),
+}
+
+
 class _Member:
     """What is missing on one device for values of one member; False where nothing can be."""
 
     def __init__(self, answers: DeviceAnswers, struct: Struct, member: Member) -> None:
         numbers = enum_numbers()
         self._answers, self._member, self._enum = answers, member, _enum(member)
+        replaced = _REPLACED.get((struct.name, member.name))
+        self._replaced_by = -1 if replaced is None else dynamic_state(replaced)
         self._rules = [
             (rule, frozenset(numbers[each] for each in rule.values))
             for rule in _rules(struct.name, member.name)
@@ -77,11 +103,12 @@ class _Member:
     def __bool__(self) -> bool:
         return bool(self._enum is not None or self._rules or self._limits)
 
-    def of(self, value: Any) -> Iterator[Missing]:
-        """What is missing for a value; None counts as zero."""
+    def of(self, value: Any, *, is_ignored: bool = False) -> Iterator[Missing]:
+        """What is missing for a value; None counts as zero. One that drivers ignore may be unknown."""
         value = value or 0
-        if self._enum is not None and (text := self._enum_text(self._enum, value)) is not None:
-            yield -1, text
+        enum = None if is_ignored and self._enum and value not in self._enum.values else self._enum
+        if enum is not None and (text := self._enum_text(enum, value)) is not None:
+            yield self._replaced_by, text
         for rule, numbers in self._rules:
             if self._asks(rule, numbers, value) and (text := rule_text(self._answers, rule)) is not None:
                 yield enum_numbers().get(rule.dynamic, -1), text
@@ -144,6 +171,8 @@ class _Plan:
         self.arrays: list[tuple[str, _Member]] = []
         self.children: list[str] = []  # members that hold structures to check, pNext included
         self.context = CONTEXTS.get(struct.name)
+        self._switch, ignored = _IGNORED_WITHOUT.get(struct.name, ("", ""))
+        self._ignored = frozenset(ignored.split())
         scalars: list[tuple[str, _Member]] = []
         for member in struct.members:
             if member.name == "sType" or not hasattr(value, member.name):
@@ -158,9 +187,9 @@ class _Plan:
             is_struct = member.category in ("struct", "union")
             if member.name == "pNext" or (is_struct and _worth_a_visit(member.type)):
                 self.children.append(member.name)
-            if known := _Member(answers, struct, member):
+            if (known := _Member(answers, struct, member)) or member.name == self._switch:
                 (self.arrays if member.pointer or member.array else scalars).append((member.name, known))
-        self._members = [each for _, each in scalars]
+        self._members = scalars
         self._values = _tuple_getter([each for each, _ in scalars])
         self._answers: dict[Hashable, tuple[Missing, ...]] = {}
         self.child_values = _tuple_getter(self.children)
@@ -174,8 +203,13 @@ class _Plan:
         if found is None:
             if len(self._answers) >= _MOST_ANSWERS:
                 self._answers.clear()
+            is_off = bool(self._switch) and not getattr(value, self._switch)
             pairs = zip(self._members, key, strict=True)
-            scalars = (missing for member, one in pairs for missing in member.of(one))
+            scalars = (
+                missing
+                for (name, member), one in pairs
+                for missing in member.of(one, is_ignored=is_off and name in self._ignored)
+            )
             found = self._answers[key] = (*self.missing, *scalars)
         return found
 
@@ -231,9 +265,18 @@ _RASTERIZED_STATE = frozenset(
     {"pViewportState", "pMultisampleState", "pDepthStencilState", "pColorBlendState"}
 )
 _VERTEX_STATE = frozenset({"pVertexInputState", "pInputAssemblyState"})
+# By the bits of VkGraphicsPipelineLibraryFlagsEXT, the state of that part of a pipeline; a library has no
+# other ("Complete Graphics Pipelines").
+_LIBRARY_STATE = {
+    0x1: _VERTEX_STATE,
+    0x2: frozenset({"pTessellationState", "pViewportState", "pRasterizationState"}),
+    0x4: frozenset({"pMultisampleState", "pDepthStencilState"}),
+    0x8: frozenset({"pMultisampleState", "pColorBlendState"}),
+}
 _MESH_STAGE = 0x80
 _RENDERING = "VkPipelineRenderingCreateInfo"
 _GRAPHICS = "VkGraphicsPipelineCreateInfo"
+_DEPTH_STENCIL = "VkPipelineDepthStencilStateCreateInfo"
 
 
 class RequirementChecker:
@@ -299,6 +342,10 @@ class RequirementChecker:
             return None
         graphics = plan.name == _GRAPHICS
         ignored = _ignored(value, dynamic) if graphics else frozenset()
+        if plan.name == _DEPTH_STENCIL and not (
+            value.stencilTestEnable and dynamic_state("STENCIL_OP") not in dynamic
+        ):
+            ignored = frozenset({"front", "back"})
         for name, child in zip(plan.children, plan.child_values(value), strict=True):
             if child is None or name in ignored:
                 continue
@@ -328,6 +375,10 @@ def _relevant(found: Iterable[Missing], dynamic: DynamicStates) -> str | None:
 def _ignored(value: Any, dynamic: DynamicStates) -> frozenset[str]:
     # Members that the driver ignores (specification, "Graphics Pipelines").
     ignored: frozenset[str] = frozenset()
+    library = chained(value, "VkGraphicsPipelineLibraryCreateInfoEXT")
+    if library is not None:
+        parts = [states for bit, states in _LIBRARY_STATE.items() if library.flags & bit]
+        ignored = frozenset[str]().union(*_LIBRARY_STATE.values()).difference(*parts)
     if discards(value.pRasterizationState, dynamic):
         ignored |= _RASTERIZED_STATE
     if any(each.stage == _MESH_STAGE for each in value.pStages or ()):

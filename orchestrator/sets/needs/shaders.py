@@ -65,11 +65,6 @@ _MODE_LIMITS = {
 _SPIRV_VERSIONS = (0, 3, 5, 6)
 _NEWEST_MINOR = 6
 
-# SPIR-V extensions that vk.xml does not list and that need nothing: a consumer may ignore the decorations or
-# instructions that they add. Similar ones that vk.xml lists (SPV_GOOGLE_*, SPV_KHR_non_semantic_info) are
-# judged by its rules.
-_ASK_NOTHING = frozenset({"SPV_KHR_no_integer_wrap_decoration"})
-
 _NAMED = 3  # entry points of a module, in a message
 
 
@@ -158,11 +153,11 @@ class ShaderRequirements:
         return f"SPIR-V capability {known.name} ({number}): needs {_ways(known)}"
 
     def _extension(self, name: str) -> str | None:
+        # Drivers pass over the names of extensions that vk.xml does not list: what these need, their
+        # capabilities say, and some only add decorations (SPV_KHR_no_integer_wrap_decoration).
         known = registry().spirv_extensions.get(name)
-        if known is None:
-            unknown = f"SPIR-V extension {shown(name)}, unknown to registry {registry().version}"
-            return None if name in _ASK_NOTHING else unknown
-        return None if self._answers.enabled(known) else f"SPIR-V extension {name}: needs {_ways(known)}"
+        is_there = known is None or self._answers.enabled(known)
+        return None if is_there or known is None else f"SPIR-V extension {name}: needs {_ways(known)}"
 
 
 def entry_point_of(stage: int, name: str, spirv: SpirvModule) -> EntryPoint | None:

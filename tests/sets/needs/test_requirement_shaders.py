@@ -50,21 +50,6 @@ def test_capability_that_vulkan_does_not_have() -> None:
     assert module(Everything(), kernel) == f"SPIR-V capability 6, unknown to registry {registry().version}"
 
 
-def test_an_extension_whose_name_is_no_utf8_is_named_in_text() -> None:
-    code = compute_module(extensions=("SPV_x",)).replace(b"SPV_x", b"SPV_\xff")
-    text = RequirementChecker(Everything()).shaders.module(walk_spirv(code))
-    assert text is not None
-    assert text.encode().startswith(rb"SPIR-V extension SPV_\xff, unknown")
-
-
-def test_an_extension_with_a_long_name_is_refused_in_few_words() -> None:
-    """Each pipeline of the module repeats them."""
-    found = module(Everything(), 1, extensions=("SPV_XYZ_" + "x" * 100_000,))
-    assert found is not None
-    assert found.startswith("SPIR-V extension SPV_XYZ_xxx")
-    assert len(found) < 200
-
-
 def test_capability_that_only_the_spirv_grammar_lists() -> None:
     groups = 18
     assert module(Everything(), groups, extensions=("SPV_AMD_shader_ballot",)) is None
@@ -110,9 +95,7 @@ def test_extensions_of_modules() -> None:
     assert module(Bare(api_version=version(1, 1)), 1, extensions=(name,)) is None
     assert module(Bare(extensions=frozenset({"VK_KHR_multiview"})), 1, extensions=(name,)) is None
     assert module(Bare(), 1, extensions=("SPV_KHR_no_integer_wrap_decoration",)) is None
-    assert module(Everything(), 1, extensions=("SPV_XYZ_new",)) == (
-        f"SPIR-V extension SPV_XYZ_new, unknown to registry {registry().version}"
-    )
+    assert module(Bare(), 1, extensions=("SPV_XYZ_new",)) is None  # drivers pass over it
 
 
 @pytest.mark.parametrize(("spirv", "core"), [(1, 1), (3, 1), (4, 2), (5, 2), (6, 3)])

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.registry import registry
 from orchestrator.sets.image.documents import TABLES, WORD_ARRAYS, chain_members, struct_type
-from orchestrator.sets.needs.context import first, rendering_formats
+from orchestrator.sets.needs.context import dynamic_state, first, rendering_formats
 from orchestrator.sets.needs.requirements import Malformed, RequirementChecker
 from orchestrator.sets.needs.rules import DeviceAnswers
 from tests.sets.needs.fake_capabilities import ALL_FORMAT_FEATURES, Bare, Everything, chain, make, version
@@ -66,6 +66,50 @@ def test_values_that_do_not_exist_are_not_handed_on() -> None:
     )
     text = missing(make("VkSamplerCreateInfo", flags=0x8000_0000), Everything())
     assert text == f"VkSamplerCreateFlags bit 0x80000000, unknown to registry {registry().version}"
+
+
+_GARBAGE = 0xCDCDCDCD
+_OFF = [
+    ("pColorBlendState", {"logicOp": _GARBAGE}, "logicOpEnable", None),
+    ("pDepthStencilState", {"depthCompareOp": _GARBAGE}, "depthTestEnable", "DEPTH_COMPARE_OP"),
+    ("pInputAssemblyState", {"topology": _GARBAGE}, "", "PRIMITIVE_TOPOLOGY"),
+    ("pRasterizationState", {"frontFace": _GARBAGE}, "", "FRONT_FACE"),
+    ("pRasterizationState", {"cullMode": 0xFF}, "", "CULL_MODE"),
+    ("pColorBlendState", {"pAttachments": [{"srcColorBlendFactor": _GARBAGE}]}, "blendEnable", None),
+    ("pDepthStencilState", {"front": {"failOp": _GARBAGE}}, "stencilTestEnable", "STENCIL_OP"),
+]
+
+
+@pytest.mark.parametrize(("state", "members", "switch", "dynamic"), _OFF)
+def test_what_drivers_ignore_may_hold_any_number(
+    state: str, members: dict[str, Any], switch: str, dynamic: str | None
+) -> None:
+    """Applications leave what is off, or set while drawing, as the memory was; RADV and lavapipe take it."""
+    struct = registry().struct("VkGraphicsPipelineCreateInfo").member(state).type
+
+    def checked(*numbers: int, **on: int) -> str | None:
+        inner = {"srcColorBlendFactor", "blendEnable"}
+        given = {**members, **{name: value for name, value in on.items() if name not in inner}}
+        if "pAttachments" in given:
+            attachment = members["pAttachments"][0] | on
+            given["pAttachments"] = [make("VkPipelineColorBlendAttachmentState", **attachment)]
+        if "front" in given:
+            given["front"] = make("VkStencilOpState", **given["front"])
+        return missing(graphics(*numbers, **{state: make(struct, **given)}), Everything())
+
+    on = {switch: 1} if switch else {}
+    assert "unknown to registry" in str(checked(**on))
+    if switch:
+        assert checked() is None
+    if dynamic is not None:
+        assert checked(dynamic_state(dynamic), **on) is None
+
+
+def test_a_library_has_only_the_state_of_its_part() -> None:
+    garbage = make("VkPipelineInputAssemblyStateCreateInfo", topology=_GARBAGE)
+    for flags, is_read in ((0x1, True), (0x2, False), (0x8, False), (0x9, True)):
+        part = chain("VkGraphicsPipelineLibraryCreateInfoEXT", flags=flags)
+        assert (missing(graphics(pInputAssemblyState=garbage, pNext=[part]), Everything()) is None) != is_read
 
 
 def test_feature_counts_under_the_name_of_a_core_version_and_of_an_extension() -> None:
