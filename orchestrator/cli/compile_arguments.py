@@ -66,7 +66,8 @@ class CompileArguments:
             compile now leave the quarantine.
         timeout: Longest time in the driver for one pipeline, such as `5s` (a number alone is seconds). Then
             its process is killed and the pipeline is blamed. `off`: no limit. `auto`: 60 s, or 20 times the
-            recorded time of the pipeline if that is more; longer on a busy machine.
+            recorded time of the pipeline if that is more. Time in which the driver waits for a processor
+            does not count.
         binaries_disk: Size limit of the store of mode `binaries` on disk from now on, such as `2G` (a number
             alone is bytes). What was used least recently is removed first.
         binaries_memory: Size limit of binaries that are created in advance, such as `1G` (a number alone is

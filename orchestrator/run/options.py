@@ -13,8 +13,7 @@ import enum
 import math
 import operator
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +31,41 @@ NO_WORKER_CACHES = frozenset({CacheMode.SHARED, CacheMode.BINARIES, CacheMode.NO
 """Modes in which workers have no caches of their own."""
 
 
-def available_workers() -> int:
-    """Processors that this process may use: the default number of workers. Thread-safe."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def available_workers(cgroup: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Processors that this process may use, by affinity and cgroup quota: the default number of workers.
+
+    Thread-safe.
+    """
+    quotas = [math.ceil(each) for each in _quotas(cgroup, root)]
+    return max(1, min([len(os.sched_getaffinity(0)), *quotas]))
+
+
+def _quotas(cgroup: Path, root: Path) -> Iterator[float]:
+    """Quotas of this process's cgroup and of those around it, in processors, of either version."""
+    try:
+        lines = cgroup.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        top = root / controllers if controllers else root
+        # Where the path is that of another namespace, the place where it is mounted is this process's own.
+        own = top / path.lstrip("/")
+        for each in [own, *own.parents]:
+            try:
+                if controllers:
+                    names = "cpu.cfs_quota_us", "cpu.cfs_period_us"
+                    quota, period = (int((each / name).read_text("ascii")) for name in names)
+                else:
+                    quota, period = map(int, (each / "cpu.max").read_text("ascii").split())
+            except (OSError, ValueError):  # there is none: "max"
+                quota = period = 0
+            if quota > 0 and period > 0:
+                yield quota / period
+            if each == top:
+                break
 
 
 def directory_to_keep(cache_directory: str | os.PathLike[str] | None) -> Path | None:
@@ -281,15 +310,13 @@ class SavePolicy:
 
 _LEAST_LIMIT_S = 60.0
 _LIMIT_FACTOR = 20
-_MOST_LOAD = 10.0
 
 
 @frozen
 class TrialLimits:
     """What a child process may take that compiles, or tries pipelines.
 
-    The usual limits on time are longer where the machine has more to do than it can: a driver that waits for
-    a processor does not hang. A limit that was given is what it is.
+    Time in which a driver waits for a processor counts for none of them: on a busy machine, or under a quota.
 
     Attributes:
         pipeline_s: Seconds for one pipeline; None for 60, or 20 times what was recorded of it, whichever is
@@ -312,22 +339,9 @@ class TrialLimits:
             return self.pipeline_s
         return max(_LEAST_LIMIT_S, _LIMIT_FACTOR * recorded_ns / 1e9)
 
-    def limit_now_s(self, recorded_ns: int = 0) -> float:
-        """As `limit_s`, for a pipeline that the driver has now."""
-        return self.limit_s(recorded_ns) * (_load() if self.pipeline_s is None else 1.0)
-
-    def call_limit_now_s(self) -> float:
-        """Seconds for a call that creates no pipeline and goes on now."""
-        if self.call_s is not None:
-            return self.call_s
-        return max(_LEAST_LIMIT_S, self.pipeline_s or 0.0) * _load()
-
-
-def _load() -> float:
-    """The load average of the machine for each processor, at least 1 and at most `_MOST_LOAD`."""
-    with suppress(OSError):
-        return min(max(1.0, os.getloadavg()[0] / available_workers()), _MOST_LOAD)
-    return 1.0
+    def call_limit_s(self) -> float:
+        """Seconds for a call that creates no pipeline."""
+        return max(_LEAST_LIMIT_S, self.pipeline_s or 0.0) if self.call_s is None else self.call_s
 
 
 @frozen(kw_only=True)

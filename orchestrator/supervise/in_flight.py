@@ -1,7 +1,7 @@
 """What a process has in the driver right now, in memory that another process reads after its death.
 
     header   number of slots that were ever used
-    slots    stamp, what, count, the first of the pipelines: one driver call each
+    slots    stamp, what, count, the first of the pipelines, thread: one driver call each
     marks    of each image, from a page on: four bytes a pipeline, how long the driver took to compile it
 
 Guarantees: each call into the driver, from the first object on, is announced before the driver gets it, so
@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -37,7 +38,7 @@ from orchestrator.errors import DriverError
 from orchestrator.run.accounting import driver_time_ns
 
 _HEADER: Final = struct.Struct("<I")
-_SLOT: Final = struct.Struct("<QIIii")  # stamp, what, count, smallest, largest
+_SLOT: Final = struct.Struct("<QIIiiI")  # stamp, what, count, smallest, largest, thread
 _STAMP: Final = struct.Struct("<Q")
 _HELD: Final = 1024  # pipelines that a slot names one by one; of more it says from where to where
 _STRIDE: Final = _SLOT.size + 4 * _HELD
@@ -60,6 +61,7 @@ class Flight:
     step: DriverStep
     numbers: tuple[int, ...]  # of the pipelines, object or module in the image
     since_ns: int  # by time.monotonic_ns
+    thread: int  # the system's number of the thread that calls
 
 
 class InFlightTable:
@@ -106,7 +108,7 @@ class InFlightTable:
             with suppress(IndexError):
                 ended.append(self._free[True].pop())
         for slot in ended:  # what came back has numbers of another image
-            _SLOT.pack_into(self._memory, _at(slot), 0, 0, 0, 0, 0)
+            _SLOT.pack_into(self._memory, _at(slot), 0, 0, 0, 0, 0, 0)
         self._free[True].extend(ended)
         # Those of images before it stay: whoever looks on may not have read the last of them.
         at = os.fstat(self.descriptor).st_size
@@ -131,7 +133,8 @@ class InFlightTable:
         else:
             smallest, largest = int(numbers.min()), int(numbers.max())
         # Last, and with the count: before it the slot says that nothing is in the driver.
-        _SLOT.pack_into(self._memory, at, time.monotonic_ns(), step, count, smallest, largest)
+        stamp, thread = time.monotonic_ns(), threading.get_native_id()
+        _SLOT.pack_into(self._memory, at, stamp, step, count, smallest, largest, thread)
         return slot
 
     def end(self, slot: int) -> int:
@@ -168,7 +171,7 @@ class InFlightTable:
 
     def _flight(self, slot: int, *, ended: bool) -> Flight | None:
         at = _at(slot)
-        stamp, step, count, smallest, largest = _SLOT.unpack_from(self._memory, at)
+        stamp, step, count, smallest, largest, thread = _SLOT.unpack_from(self._memory, at)
         if bool(stamp) is ended or not step or (ended and step not in OF_PIPELINES):
             return None
         if count > _HELD:
@@ -179,7 +182,15 @@ class InFlightTable:
         # Where the process lives, the call may have ended meanwhile, and another one may have the slot.
         if _SLOT.unpack_from(self._memory, at)[0] != stamp:
             return None
-        return Flight(DriverStep(step), numbers, stamp)
+        return Flight(DriverStep(step), numbers, stamp, thread)
+
+
+def waited_ns(thread: int) -> int:
+    """How long a thread has waited for a processor since it began; 0 where the system does not say."""
+    try:
+        return int(Path(f"/proc/{thread}/schedstat").read_bytes().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def _at(slot: int) -> int:

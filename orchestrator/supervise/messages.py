@@ -142,6 +142,7 @@ class Entering(Message):
 
     number: int
     step: int  # a `DriverStep`; the first one of a pipeline is CREATE
+    process_id: int
 
 
 class Survived(Message):

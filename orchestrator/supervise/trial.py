@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -29,6 +31,7 @@ from orchestrator.run.vetting import Trials
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.culprits import Cause
 from orchestrator.supervise.connection import Connection, Mail
+from orchestrator.supervise.in_flight import waited_ns
 from orchestrator.supervise.messages import Answer, Entering, Exited, Kill, Raised, Survived, Try
 from orchestrator.supervise.server import CompileServer
 
@@ -89,6 +92,7 @@ class _Trial:
     peak_bytes: int = 0
     end: Ended | None = None  # how it ended on the next one, or after all; None where it ended well
     limit_s: float = _OPENING_S
+    process_id: int = 0
 
     @property
     def is_killed(self) -> bool:
@@ -208,7 +212,7 @@ class SuspectTrials:
         return more.end is None or more.late or more.peak_bytes > limit
 
     def _limit_s(self, job: PipelineJob) -> float:
-        return self.options.trial_limits.limit_now_s(self.recorded_ns.get(job.key, 0))
+        return self.options.trial_limits.limit_s(self.recorded_ns.get(job.key, 0))
 
     async def _attempt(self, jobs: Sequence[PipelineJob], options: CompileOptions | None = None) -> _Trial:
         """Try pipelines in one process, or in another one if it dies before it is ready."""
@@ -228,7 +232,7 @@ class SuspectTrials:
         await self.connection.send(Try(number, msgspec.msgpack.encode(options), self.request, pairs))
         trial = _Trial(jobs)
         while True:
-            match answer := await _answer_in_time(mail, trial.limit_s):
+            match answer := await _answer_in_time(mail, trial.limit_s, trial.process_id):
                 case None if not trial.has_begun:
                     raise DeviceError("a process that tries pipelines did not get ready in time")
                 case None:
@@ -236,6 +240,7 @@ class SuspectTrials:
                     await self.connection.send(Kill(number))
                 case Entering():
                     trial.has_begun, trial.step = True, DriverStep(answer.step)
+                    trial.process_id = answer.process_id
                     if trial.survived < len(jobs):
                         job = jobs[trial.survived]
                         trial.limit_s = self._limit_s(job)
@@ -255,17 +260,26 @@ class SuspectTrials:
                     pass
 
 
-async def _answer_in_time(mail: Mail, limit_s: float) -> Answer | Ended | None:
+async def _answer_in_time(mail: Mail, limit_s: float, process_id: int) -> Answer | Ended | None:
     """The next answer; None where none came in time.
 
-    Time in which this process was paused does not count: whoever pauses it may pause all processes.
+    Time in which this process was paused does not count: whoever pauses it may pause all processes. Nor does
+    time in which a thread of the other one waited for a processor.
     """
     while limit_s > 0:
         slice_s = min(limit_s, _SLICE_S)
+        began, waiting = trio.current_time(), _longest_wait_ns(process_id)
         with trio.move_on_after(slice_s):
             return await mail.receive()
-        limit_s -= slice_s
+        waited_s = (_longest_wait_ns(process_id) - waiting) / 1e9
+        limit_s -= min(slice_s, trio.current_time() - began - waited_s)
     return None
+
+
+def _longest_wait_ns(process_id: int) -> int:
+    with suppress(OSError):
+        return max(waited_ns(int(each.name)) for each in Path(f"/proc/{process_id}/task").iterdir())
+    return 0
 
 
 async def try_pipelines(

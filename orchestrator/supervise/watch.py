@@ -18,7 +18,7 @@ from orchestrator.run.limits import MemoryLimitError
 from orchestrator.run.options import TrialLimits
 from orchestrator.sets.records import PipelineJob
 from orchestrator.supervise.connection import Connection
-from orchestrator.supervise.in_flight import OF_PIPELINES, Flight
+from orchestrator.supervise.in_flight import OF_PIPELINES, Flight, waited_ns
 from orchestrator.supervise.messages import ImagePrepared, ImageTables, Kill
 from orchestrator.supervise.trial import is_from_outside
 
@@ -133,15 +133,23 @@ class Watch:
     async def run(self) -> None:
         """Kill the process when a driver call takes too long.
 
-        Time is counted in looks: one in which this process was paused does not count, since whoever pauses it
-        may pause all processes.
+        Time in which its thread waited for a processor does not count. It is counted in looks: one in which
+        this process was paused does not count, since whoever pauses it may pause all processes.
         """
-        shortest_s = min(self.limits.limit_s(), self.limits.call_limit_now_s())
+        shortest_s = min(self.limits.limit_s(), self.limits.call_limit_s())
         look_s = min(max(_LOOK_S, shortest_s / _LOOKS_A_LIMIT), _MOST_LOOK_S)
         ages_s: dict[Flight, float] = {}
+        waited: dict[int, int] = {}
+        looked = trio.current_time()
         while not self._overdue:
             await trio.sleep(look_s)
-            ages_s = {each: ages_s.get(each, 0.0) + look_s for each in self.connection.table.flights()}
+            before, waited = waited, {}
+            looked, since = trio.current_time(), looked
+            for each in (flights := self.connection.table.flights()):
+                waited[each.thread] = now_ns = waited_ns(each.thread)
+                in_look_s = looked - since - (now_ns - before.get(each.thread, now_ns)) / 1e9
+                ages_s[each] = ages_s.get(each, 0.0) + min(look_s, in_look_s)
+            ages_s = {each: ages_s[each] for each in flights}
             self._overdue = [each for each, age_s in ages_s.items() if self._is_late(each, age_s)]
         await self.connection.send(Kill(self.number))
 
@@ -150,16 +158,16 @@ class Watch:
         limits = self.limits
         if flight.step is DriverStep.OPEN and self._tables is None and self.ending.is_set():
             # After a stop nothing is lost with the first device.
-            return age_s > min(_STOPPED_OPENING_S, limits.call_limit_now_s())
+            return age_s > min(_STOPPED_OPENING_S, limits.call_limit_s())
         if flight.step not in OF_PIPELINES:
-            return age_s > limits.call_limit_now_s()
-        if age_s <= limits.limit_now_s() or self._tables is None:
+            return age_s > limits.call_limit_s()
+        if age_s <= limits.limit_s() or self._tables is None:
             return False
         if flight.step in (DriverStep.OBJECT, DriverStep.MODULE):
             return True
         known = np.frombuffer(self._tables.recorded_ns, np.int64)
         *others_ns, longest_ns = sorted(int(known[each]) for each in flight.numbers) or [0]
-        return age_s > limits.limit_now_s(longest_ns) + sum(others_ns) / 1e9
+        return age_s > limits.limit_s(longest_ns) + sum(others_ns) / 1e9
 
     def death(self, status: int, too_little: MemoryLimitError | None) -> WorkerDeath:
         """The death of the process."""

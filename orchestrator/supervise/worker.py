@@ -268,7 +268,7 @@ class _TellingObserver(DriverObserver):
         numbers: npt.NDArray[np.int32] | None = None,
     ) -> int:
         del image, numbers
-        self.channel.send(Entering(self.number, step))
+        self.channel.send(Entering(self.number, step, os.getpid()))
         return 0
 
 

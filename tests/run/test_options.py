@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +24,7 @@ from orchestrator import (
     SavePolicy,
     ScheduleOptions,
     TrialLimits,
+    available_workers,
     build_image,
     cache_path,
     compile_set,
@@ -32,6 +35,29 @@ from orchestrator import (
 from orchestrator.errors import NoDeviceError
 from orchestrator.sets.sample import sample_path
 from orchestrator.testing import SimulatedDevice, simulated_opener
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "workers"),
+    [
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "250000 100000"}, 3),  # of the outer one
+        ("0::/\n", {"cpu.max": "10000 100000\n"}, 1),
+        ("2:cpu,cpuacct:/gone\n0::/\n", {"cpu,cpuacct/cpu.cfs_quota_us": "200000"}, 2),
+        ("2:cpu:/\n3:memory:/\n", {"cpu/cpu.cfs_quota_us": "-1"}, 64),
+        ("0::/a\n", {}, 64),
+    ],
+)
+def test_the_workers_follow_the_quota(
+    cgroup: str, files: dict[str, str], workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    (tmp_path / "cgroup").write_text(cgroup)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).with_name("cpu.cfs_period_us").write_text("100000")
+    assert available_workers(tmp_path / "cgroup", tmp_path) == workers
+    assert available_workers(tmp_path / "none", tmp_path) == 64
 
 
 @pytest.mark.parametrize("kind", [RunOptions, CompileOptions])

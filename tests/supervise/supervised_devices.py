@@ -191,7 +191,7 @@ class Choking(SimulatedDevice):
 class KilledThrice(Choking):
     """Three processes are killed from outside while they load the file."""
 
-    by = signal.SIGTERM
+    by = signal.SIGKILL
 
     def choke(self) -> None:
         with Path(os.environ[MARKER]).open("a+") as marker:

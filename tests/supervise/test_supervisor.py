@@ -29,6 +29,7 @@ from orchestrator.stores.binary_store import BinaryStore, StoredPipeline
 from orchestrator.stores.cache_file import LoadStatus, cache_path
 from orchestrator.stores.culprits import Cause, load_quarantine
 from orchestrator.stores.files.recovery import previous_path
+from orchestrator.supervise import watch as watching
 from orchestrator.supervise.connection import Connection
 from orchestrator.supervise.in_flight import InFlightTable
 from orchestrator.supervise.server import CompileServer, first_request
@@ -81,12 +82,13 @@ async def supervised(
         assert children() == before
 
 
-async def test_a_pause_of_all_processes_is_no_hang(
+async def test_neither_a_pause_of_all_processes_nor_a_wait_for_a_processor_is_a_hang(
     mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     descriptor = os.memfd_create("test", os.MFD_CLOEXEC)
     table = InFlightTable(descriptor)
-    killed: list[object] = []
+    killed, waited = list[object](), [0]
+    monkeypatch.setattr(watching, "waited_ns", lambda _: waited[0])
 
     async def send(request: object) -> None:
         killed.append(request)
@@ -100,8 +102,12 @@ async def test_a_pause_of_all_processes_is_no_hang(
         for paused_s in (1000.0, 500.0):
             mock_clock.jump(paused_s)
             await wait_all_tasks_blocked()
+        for _ in range(30):  # under a quota
+            mock_clock.jump(0.2)
+            waited[0] += 150_000_000
+            await wait_all_tasks_blocked()
         assert not killed
-        for _ in range(30):
+        for _ in range(10):
             mock_clock.jump(0.2)  # of which 0.1 counts
             await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
@@ -331,7 +337,7 @@ async def test_kills_from_outside_cost_no_cache_file(archive: Path, tmp_path: Pa
     # With one cache for all, so that each process loads the file once.
     report = await supervised(archive, "open_killed_thrice", cache, mode=CacheMode.SHARED)
     assert report.supervision is not None
-    assert [each.how for each in report.supervision.deaths] == ["SIGTERM"] * 3
+    assert [each.how for each in report.supervision.deaths] == ["SIGKILL"] * 3
     assert not any(each.by_driver for each in report.supervision.deaths)
     assert report.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
 
