@@ -18,7 +18,6 @@ from orchestrator.supervise.messages import Steer
 from orchestrator.supervise.trial import SuspectTrials
 
 _LOOK_S: Final = 0.1
-_COUNTED: Final = ("total", "done", "compiled", "hits", "failed", "skipped")
 
 
 @define(eq=False)
@@ -28,29 +27,39 @@ class ProgressRelay:
     on_progress: ProgressCallback
     shown: Progress = field(factory=Progress)
 
-    def take(self, progress: Progress) -> None:
-        """A worker process tells how far it is."""
+    def take(self, progress: Progress, compiled: int = 0) -> None:
+        """A worker process tells how far it is; it and those before it have compiled so many pipelines.
+
+        What is found again was compiled in this compile, and no count falls.
+        """
         shown = self.shown
+        total = max(progress.total, shown.total) if progress.done < shown.done else progress.total
+        failed, skipped = max(shown.failed, progress.failed), max(shown.skipped, progress.skipped)
+        least = shown.compiled + shown.hits + failed + skipped
+        done = max(progress.done, shown.done, min(total, least))
+        created = done - failed - skipped
+        hits = max(shown.hits, created - max(compiled, progress.compiled))
+        counts = {
+            "done": done,
+            "failed": failed,
+            "skipped": skipped,
+            "hits": hits,
+            "compiled": created - hits,
+        }
         if progress.done < shown.done:
-            kept = {name: getattr(shown, name) for name in _COUNTED}
-            in_flight = min(progress.in_flight, shown.total - shown.done)
-            elapsed_s = progress.elapsed_s
-            rate = (shown.compiled + shown.hits) / elapsed_s if elapsed_s > 0 else 0.0
-            progress = msgspec.structs.replace(progress, eta_s=None, in_flight=in_flight, rate=rate, **kept)
-        self.shown = progress
-        self.on_progress(progress)
+            in_flight, elapsed_s = min(progress.in_flight, total - done), progress.elapsed_s
+            rate = created / elapsed_s if elapsed_s > 0 else 0.0
+            progress = msgspec.structs.replace(
+                progress, total=total, eta_s=None, in_flight=in_flight, rate=rate
+            )
+        self.shown = msgspec.structs.replace(progress, **counts)
+        self.on_progress(self.shown)
 
     def blamed(self) -> None:
         """A pipeline is to blame, which is one more that is done."""
         shown = self.shown
         if shown.done < shown.total:
             self.shown = msgspec.structs.replace(shown, done=shown.done + 1, failed=shown.failed + 1)
-
-    def finish(self, own: int) -> None:
-        """Of the hits of the last process, so many were compiled by earlier ones."""
-        if own:
-            compiled, hits = self.shown.compiled + own, max(0, self.shown.hits - own)
-            self.on_progress(msgspec.structs.replace(self.shown, compiled=compiled, hits=hits))
 
     async def show(self, trials: SuspectTrials) -> None:
         """Show progress of trials, until cancelled."""

@@ -212,9 +212,7 @@ class _Supervisor:
             finally:
                 await trio.to_thread.run_sync(connection.close)
             if report is not None:
-                joined = await trio.to_thread.run_sync(self._joined, report)
-                self.progress.finish(joined.outcomes.compiled - report.outcomes.compiled)
-                return joined
+                return await trio.to_thread.run_sync(self._joined, report)
             if self._cancelled:
                 return None
             lost = lost + 1 if self._pending is not None else 0
@@ -314,7 +312,8 @@ class _Supervisor:
             case Staged() if self._supervision.processes == 1 or answer.name.startswith(_COMPILING):
                 self.on_stage(answer.name)
             case Progressed():
-                self.progress.take(decode_msgpack(answer.progress, Progress))
+                compiled = watch.remember() if self._supervision.processes > 1 else 0
+                self.progress.take(decode_msgpack(answer.progress, Progress), compiled)
             case PipelinesSettled():
                 self.settlements.take(msgspec.msgpack.decode(payload(answer), type=Settlement))
             case FileSaved() if self.steering.on_saved is not None:

@@ -113,11 +113,12 @@ class Watch:
         self._keys = np.frombuffer(tables.keys, np.uint64)
         self.identity = msgspec.msgpack.decode(tables.identity, type=DeviceIdentity)
 
-    def remember(self) -> None:
-        """Remember the compiled pipelines of the image: they may be hits in the next worker process."""
+    def remember(self) -> int:
+        """Remember what was compiled of the image, which the next process may find; how many there are."""
         if self._tables is not None:
             marks = self.connection.table.marks(self._tables.marks, len(self._keys))
             self.compiled.update(self._keys[marks != 0].tolist())
+        return len(self.compiled)
 
     def keys_in_driver(self) -> list[int]:
         """Keys of the pipelines in the driver now. Thread-safe."""

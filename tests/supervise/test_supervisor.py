@@ -192,9 +192,11 @@ def assert_progress_goes_on(stages: list[str], told: list[Progress]) -> None:
     assert any("alone, after" in each for each in stages)
     assert stages[-1] == "compiling"
     assert {each.total for each in told} <= {0, len(KEYS)}
-    done = [each.done for each in told]
-    assert done == sorted(done)
-    assert done[-1] == len(KEYS)
+    for name in ("done", "compiled", "hits", "failed"):
+        counts = [getattr(each, name) for each in told]
+        assert counts == sorted(counts)
+    last = told[-1]
+    assert (last.done, last.compiled, last.hits, last.failed) == (len(KEYS), len(KEYS) - 4, 0, 4)
     started = [each for each in told if each.started_ns]
     assert len({each.started_ns for each in started}) == 1
     elapsed_s = [each.elapsed_s for each in started]
