@@ -51,7 +51,6 @@ from orchestrator.schedule.jobs import Int32s
 BOOKKEEPING_BYTES: Final = 1024
 """By so much a cache may grow in which nothing is new."""
 _PADDING_BYTES: Final = 64  # by which equal content differs from cache to cache
-_SAMPLE: Final = 32  # pipelines that are looked up after a doubtful merge
 _REMIND_S: Final = 1.0
 
 
@@ -65,8 +64,7 @@ class CacheMerge(msgspec.Struct, frozen=True):
     primary_bytes_before: int = 0
     started_ns: int = 0
     unmerged: int = 0  # sources that the driver did not merge
-    why: str = ""  # not
-    doubtful: bool = False  # whether the primary is smaller than all of them, or their number, explains
+    why: str = ""  # why it did not merge the last of these
 
 
 MergedHook = Callable[[PipelineSource, CacheMerge], None]
@@ -96,14 +94,13 @@ def merge_into(
     began_with = max(seed_bytes, primary.header_bytes)
     slack = BOOKKEEPING_BYTES if seed_bytes else _PADDING_BYTES * len(sources)
     gained = [max(0, size - began_with) for size in source_bytes]
-    unmerged, why, doubtful = 0, "", False
+    unmerged, why, merge_ns = 0, "", 0
     started_ns = time.perf_counter_ns()
     if sources:
         why = _refusal_of(primary, sources)
         merge_ns = time.perf_counter_ns() - started_ns
         after = _size_of(primary)
-        doubtful = bool(why) or after + slack < before + sum(gained)
-    if doubtful:
+    if why or after + slack < before + sum(gained):
         for source, size, own in zip(sources, source_bytes, gained, strict=True):
             refusal = _refusal_of(primary, [source])
             after = _size_of(primary)
@@ -114,12 +111,11 @@ def merge_into(
     return CacheMerge(
         source_bytes,
         after,
-        merge_ns if sources else 0,
+        merge_ns,
         primary_bytes_before=before,
         started_ns=started_ns,
         unmerged=unmerged,
         why=why,
-        doubtful=doubtful,
     )
 
 
@@ -412,7 +408,7 @@ class RunCaches:
     _made: int = field(default=0, init=False)
     _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
     # Sources whose pipelines the primary lacks; what was compiled again for that, and of it not kept.
-    _unmerged: int = field(default=0, init=False)
+    unmerged: int = field(default=0, init=False)
     _again: int = field(default=0, init=False)
     _unkept: int = field(default=0, init=False)
 
@@ -626,29 +622,13 @@ class RunCaches:
             primary_bytes_before=self._primary_bytes,
             merge_ns=merge.merge_ns + rotated_ns if self._worker_sources else 0,
         )
-
-    def find_lost(self, compiled: Int32s, workers: Int32s) -> bool:
-        """Whether the primary seems to lack some of what these workers compiled. Blocking; after `merge`.
-
-        It does by the sizes of caches, or where these leave it open, by a look-up of some of the pipelines.
-        """
-        if not len(compiled) or self.primary is None or self._keeps_nothing:
-            return False
-        doubtful = any(each.doubtful for each in self._all_merges)
-        self._unmerged = sum(each.unmerged for each in self._all_merges)
-        if doubtful and not self._unmerged and self.device.features.compile_required:
-            _, of_each = np.unique(workers, return_index=True)
-            some = np.linspace(0, len(compiled) - 1, _SAMPLE).astype(np.intp)
-            with suppress(DriverError):
-                batch = self._primary_creator(looks_up=True).create(compiled[np.union1d(of_each, some)])
-                self._unmerged = int((batch.results == PIPELINE_COMPILE_REQUIRED).any())
-        return self._unmerged > 0
+        self.unmerged = sum(each.unmerged for each in self._all_merges)
 
     def compile_again(self, indices: Int32s) -> None:
         """Compile in the primary what it seems to lack. Blocking; any thread, beside others."""
         again = unkept = len(indices)
         with suppress(DriverError):
-            batch = self._primary_creator().create(indices)
+            batch = Creator(self.device, self.creators[0].parts, False, self._made_primary).create(indices)
             again -= int(np.count_nonzero(batch.feedback_flags & FEEDBACK_APPLICATION_CACHE_HIT))
             unkept -= int(np.count_nonzero(batch.results == SUCCESS))
         with self._lock:
@@ -656,23 +636,24 @@ class RunCaches:
             self._unkept += unkept
 
     def end_again(self) -> None:
-        """Everything that the primary seemed to lack was compiled again. Blocking."""
+        """All that was compiled is in the primary now, or was tried again. Blocking."""
         assert self._merge is not None  # noqa: S101 - after `merge`
-        if self.primary is not None and not self._unkept:
-            size = _size_of(self.primary)
+        if not self._unkept:
+            size = _size_of(self._made_primary)
             # What a driver never finds, though it is there, is no loss.
             self._again *= size > self._merge.primary_bytes or not size
             self._merge = msgspec.structs.replace(self._merge, primary_bytes=size)
-            self._unmerged = 0
+            self.unmerged = 0
 
-    def _primary_creator(self, *, looks_up: bool = False) -> Creator:
+    @property
+    def _made_primary(self) -> PipelineSource:
         assert self.primary is not None  # noqa: S101 - it is open
-        return Creator(self.device, self.creators[0].parts, False, self.primary, looks_up=looks_up)
+        return self.primary
 
     @property
     def most_at_once(self) -> int:
         """How many calls at a time may compile in the primary."""
-        return 1 if self.primary is None or self.primary.externally_synchronized else self.worker_count
+        return 1 if self._made_primary.externally_synchronized else self.worker_count
 
     @property
     def _all_merges(self) -> list[CacheMerge]:
@@ -733,7 +714,7 @@ class RunCaches:
             merge_ns=merge.merge_ns,
             warnings=tuple(warnings),
             rolling=self._rolling_report(),
-            unmerged=self._unmerged,
+            unmerged=self.unmerged,
             started_ns=merge.started_ns,
         )
 
@@ -751,9 +732,8 @@ class RunCaches:
         )
 
     def _loss_warnings(self) -> list[str]:
-        reasons = [each.why for each in self._all_merges if each.unmerged]
-        why = reasons[-1] if reasons else "it said success, and does not find what was merged"
-        if self._unmerged:
+        why = next((each.why for each in self._all_merges if each.unmerged), "")
+        if self.unmerged:
             return [
                 f"the driver did not merge all worker caches, and what only these hold is lost: {why}; use "
                 "mode shared, which needs no merge"

@@ -22,7 +22,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -368,13 +367,13 @@ class Run:
 
     async def _keep_compiled(self, limiter: trio.CapacityLimiter) -> None:
         """Merge, and compile into one cache what the driver did not merge."""
-        caches, table = self._caches, self.table
+        caches = self._caches
         await trio.to_thread.run_sync(self._merge, limiter=limiter)
-        compiled = np.flatnonzero(self._is_compiled).astype(np.int32)
-        find_lost = partial(caches.find_lost, compiled, table.worker[compiled])
-        if not await trio.to_thread.run_sync(find_lost, limiter=limiter) or self.exchange.cancelled:
+        if not caches.unmerged:
             return
-        waiting = deque(np.array_split(compiled, -(-len(compiled) // _AGAIN_AT_ONCE)))
+        compiled = np.flatnonzero(self._is_compiled).astype(np.int32)
+        firsts = range(0, len(compiled), _AGAIN_AT_ONCE)
+        waiting = deque(compiled[first : first + _AGAIN_AT_ONCE] for first in firsts)
 
         async def work() -> None:
             while waiting and not self.exchange.cancelled:
