@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -89,8 +90,9 @@ class Channel(Generic[_Q, _A]):
             try:
                 self.on_end()
             finally:
-                if os.getpgrp() == os.getpid():
-                    os.killpg(0, signal.SIGKILL)
+                with suppress(OSError):  # where that is refused, forks die with this process
+                    if os.getpgrp() == os.getpid():
+                        os.killpg(0, signal.SIGKILL)
                 os._exit(1)
 
 

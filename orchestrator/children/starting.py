@@ -7,10 +7,22 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+from orchestrator.errors import OrchestratorError
 from orchestrator.process import signals_held, started_group
 
 ENTRY = "orchestrator.children"
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
+
+
+class ChildrenRefusedError(OrchestratorError):
+    """The system does not let this process end a child, or learn how it ended."""
+
+    next_step = (
+        "allow kill and waitid, such as in the container's seccomp profile; `--in-process` needs neither"
+    )
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"this system does not let a process end those that it starts: {reason}")
 
 
 def start_service(
@@ -27,6 +39,7 @@ def start_service(
 
     Raises:
         OSError: It cannot be started.
+        ChildrenRefusedError: It could not be ended.
     """
     with signals_held():  # until it ignores them
         process = subprocess.Popen(
@@ -40,6 +53,15 @@ def start_service(
             start_new_session=True,
             pass_fds=descriptors,
         )
+    try:
+        os.killpg(process.pid, 0)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+    except OSError as error:
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        process.wait()  # it ends when its pipe is closed
+        raise ChildrenRefusedError(str(error)) from error
     started_group(process.pid)
     return process
 

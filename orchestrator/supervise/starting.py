@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from orchestrator.children.starting import start_service
+from orchestrator.errors import OrchestratorError
 from orchestrator.process import compiling_environment, kill_group
 
 SERVICE = "compile"
@@ -45,7 +46,7 @@ _ahead: list[StartedServer] = []
 @contextmanager
 def server_ahead() -> Iterator[None]:
     """Start a server for the first `started_server` of the block; it is ended if nobody takes it."""
-    with suppress(OSError):  # `started_server` meets it again
+    with suppress(OSError, OrchestratorError):  # `started_server` meets it again
         _ahead.append(StartedServer({}))
     try:
         yield

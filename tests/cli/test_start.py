@@ -94,6 +94,32 @@ os.execv(sys.executable, [sys.executable, "-m", "orchestrator", *sys.argv[1:]])
     assert done.document["outcomes"]["compiled"] > 0
 
 
+REFUSED = """
+import ctypes, os, platform, struct, sys
+calls = {"x86_64": {"kill": 62, "waitid": 247}, "aarch64": {"kill": 129, "waitid": 95}}[platform.machine()]
+number, refusal, others = calls[sys.argv.pop(1)], (6, 0, 0, 0x00050000 | 1), (6, 0, 0, 0x7FFF0000)  # EPERM
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), refusal, others]
+filter = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in steps))
+program = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(filter))
+assert ctypes.CDLL(None).prctl(38, 1, 0, 0, 0) == 0
+assert ctypes.CDLL(None).prctl(22, 2, program, 0, 0) == 0
+from orchestrator.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("call", ["kill", "waitid"])
+def test_where_children_cannot_be_ended_none_stays_and_nothing_hangs(call: str) -> None:
+    """As under a seccomp profile."""
+    mark = uuid.uuid4().hex
+    arguments = "compile", "sample", "-d", "simulated", "--json", "--mode", "none"
+    done = run_python("-c", REFUSED, call, *arguments, environment={"ORCHESTRATOR_TEST_MARK": mark})
+    assert done.code == ExitCode.BAD_INPUT
+    assert "does not let a process end those that it starts" in done.document["error"]["message"]
+    assert "seccomp" in done.document["error"]["next_step"]
+    assert not _marked(f"ORCHESTRATOR_TEST_MARK={mark}".encode())
+
+
 NEEDS_A_VARIABLE = """
 import os, sys
 from orchestrator.cli.program import main
