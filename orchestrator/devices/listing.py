@@ -19,8 +19,8 @@ from orchestrator.devices.families import require_family
 from orchestrator.devices.listing_messages import Answer, Listed, Request
 from orchestrator.devices.listing_messages import DeviceEntry as DeviceEntry
 from orchestrator.devices.listing_service import open_and_describe
-from orchestrator.devices.manifests import driver_manifests, library_named_by
 from orchestrator.devices.selectors import SIMULATED, environment_of
+from orchestrator.devices.vulkan.manifests import driver_manifests, library_named_by
 from orchestrator.errors import DeviceError, NoDeviceError
 
 _ANSWER_S: Final = 60.0

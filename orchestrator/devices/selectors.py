@@ -21,14 +21,14 @@ from typing import Final
 
 import msgspec
 
-from orchestrator.devices.manifests import (
+from orchestrator.devices.modes import DRIVER_CACHES_OFF
+from orchestrator.devices.vulkan.manifests import (
     LIBRARIES,
     driver_library,
     has_constant,
     library_folders,
     manifests_to_name,
 )
-from orchestrator.devices.modes import DRIVER_CACHES_OFF
 from orchestrator.errors import NoDeviceError, expect
 
 SIMULATED = "simulated"

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from orchestrator.devices import families, selectors
-from orchestrator.devices.manifests import driver_library
 from orchestrator.devices.selectors import (
     environment_of,
     gpus_of,
@@ -18,6 +17,7 @@ from orchestrator.devices.selectors import (
     shim_at_hand,
     starts_with,
 )
+from orchestrator.devices.vulkan.manifests import driver_library
 from orchestrator.errors import NoDeviceError
 from tests.cli.conftest import Done, run_program
 from tests.drivers import driver_manifest, missing, run_on_device

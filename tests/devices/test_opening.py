@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.devices.manifests import library_folders
 from orchestrator.devices.modes import DRIVER_CACHES_OFF
 from orchestrator.devices.selectors import DeviceSelector, environment_of, needed_at_start, variables_of
+from orchestrator.devices.vulkan.manifests import library_folders
 from orchestrator.errors import NoDeviceError
 from tests.drivers import driver_manifest, has_null_hardware, run_on_device
 
@@ -32,7 +32,7 @@ def test_selectors(text: str, expected: DeviceSelector) -> None:
 
 
 def test_a_driver_that_is_not_installed_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.devices.manifests._installed", lambda *_: [])
+    monkeypatch.setattr("orchestrator.devices.vulkan.manifests._installed", lambda *_: [])
     with pytest.raises(NoDeviceError, match="mesa-vulkan-drivers"):
         environment_of("radv:navi21", base={})
 

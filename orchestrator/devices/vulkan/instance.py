@@ -21,6 +21,7 @@ from orchestrator.devices.device import ERROR_INITIALIZATION_FAILED, DeviceHandl
 from orchestrator.devices.device import check as check
 from orchestrator.devices.request import ApplicationInfo
 from orchestrator.devices.vulkan._generated import COMMANDS, ffi
+from orchestrator.devices.vulkan.manifests import layer_libraries
 from orchestrator.errors import DeviceError, DriverError, NoDeviceError
 from orchestrator.registry.tables import registry
 
@@ -167,16 +168,27 @@ def active_layers(commands: InstanceCommands, physical_device: Any) -> tuple[Lay
     """All active layers of an instance. Thread-safe.
 
     Device layers are deprecated: the loader reports the instance's layers as such (specification, chapter
-    "Extended Functionality", "Device Layer Deprecation"), and no other command reports them.
+    "Extended Functionality", "Device Layer Deprecation"), and no other command reports them. It also reports
+    those whose library it could not load.
     """
-    return tuple(
-        commands.enumerate_all(
-            "vkEnumerateDeviceLayerProperties",
-            "VkLayerProperties",
-            physical_device,
-            read=lambda each: Layer(text_of(each.layerName), int(each.specVersion)),
-        )
+    reported = commands.enumerate_all(
+        "vkEnumerateDeviceLayerProperties",
+        "VkLayerProperties",
+        physical_device,
+        read=lambda each: Layer(text_of(each.layerName), int(each.specVersion)),
     )
+    libraries = layer_libraries(os.environ) if reported else {}
+    return tuple(
+        each for each in reported if not (of := libraries.get(each.name)) or any(map(_is_loaded, of))
+    )
+
+
+def _is_loaded(file: str) -> bool:
+    try:
+        ffi.dlclose(ffi.dlopen(file, ffi.RTLD_NOW | os.RTLD_NOLOAD))
+    except OSError:
+        return False
+    return True
 
 
 def load_drivers() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from orchestrator.devices.vulkan.instance import PIPELINE_BINARY_VERSION, Layer, keys_withheld
 from tests.conftest import OpenDriverDevice
+from tests.drivers import run_on_device
 
 OLD = Layer("VK_LAYER_KHRONOS_validation", 1 << 22 | 3 << 12 | 239)
 FIRST = Layer("VK_LAYER_first", PIPELINE_BINARY_VERSION)
@@ -37,3 +41,28 @@ def test_without_such_a_layer_nothing_is_withheld(open_driver_device: OpenDriver
     assert features.pipeline_binaries
     assert features.keys_withheld == ""
     assert not any("validation" in each for each in features.layers)
+
+
+_FEATURES = """
+from contextlib import closing
+from orchestrator import open_device
+def main():
+    with closing(open_device("radv:navi21")) as device:
+        return device.features.layers, device.features.keys_withheld, device.features.pipeline_binaries
+"""
+
+
+@pytest.mark.driver("radv:navi21")
+def test_a_layer_whose_library_cannot_be_loaded_is_not_active(tmp_path: Path) -> None:
+    (tmp_path / "broken.so").write_text("no library")
+    libraries = {"missing": "/no such/library.so", "unfound": "none.so", "broken": "./broken.so"}
+    for name, library in libraries.items():
+        layer = {"name": f"VK_LAYER_TEST_{name}", "type": "GLOBAL", "library_path": library}
+        layer |= {"api_version": "1.2.100", "implementation_version": "1", "description": name}
+        manifest = {"file_format_version": "1.2.0", "layer": layer}
+        (tmp_path / f"{name}.json").write_text(json.dumps(manifest))
+    asked_for = ":".join(f"VK_LAYER_TEST_{each}" for each in libraries)
+    environment = {"VK_LAYER_PATH": str(tmp_path), "VK_INSTANCE_LAYERS": asked_for}
+    layers, withheld, has_binaries = run_on_device("radv:navi21", _FEATURES, environment=environment)
+    assert not any("TEST" in each for each in layers)
+    assert (withheld, has_binaries) == ("", True)

@@ -1,4 +1,4 @@
-"""The drivers of this machine as files: manifests that a Vulkan loader reads, and the libraries they name.
+"""Drivers and layers of this machine as files: manifests that a Vulkan loader reads, and their libraries.
 
 Nothing here changes the environment or loads a driver. Thread-safe.
 """
@@ -113,6 +113,35 @@ def library_named_by(manifest: Path) -> str:
         return ""  # the loader passes over it too
 
 
+class _Layer(msgspec.Struct):
+    name: str
+    library_path: str = ""
+
+
+class _LayerManifest(msgspec.Struct):
+    layer: _Layer | None = None
+    layers: list[_Layer] = []
+
+
+def layer_libraries(environment: Mapping[str, str]) -> dict[str, list[str]]:
+    """Libraries by the names of the layers that a loader finds; none for one that consists of others."""
+    named = (_paths(environment.get(each)) for each in ("VK_LAYER_PATH", "VK_ADD_LAYER_PATH"))
+    installed = (_folders(environment, each) for each in ("explicit_layer.d", "implicit_layer.d"))
+    found: dict[str, list[str]] = {}
+    for manifest in _manifests([place for places in (*named, *installed) for place in places]):
+        try:
+            read = msgspec.json.decode(manifest.read_bytes(), type=_LayerManifest)
+        except (OSError, msgspec.MsgspecError):
+            continue
+        for each in (*read.layers, *filter(None, [read.layer])):
+            # A name without a folder is looked for by the system.
+            library = (
+                str(manifest.parent / each.library_path) if "/" in each.library_path else each.library_path
+            )
+            found.setdefault(each.name, []).extend(filter(None, [library]))
+    return found
+
+
 def _architecture(file: Path) -> tuple[bytes, bytes]:
     # Class and byte order, and machine, of an ELF file (<elf.h>: e_ident, e_machine).
     with file.open("rb") as stream:
@@ -129,8 +158,8 @@ def _installed(environment: Mapping[str, str], driver: str) -> list[Path]:
     return []
 
 
-def _folders(environment: Mapping[str, str]) -> list[Path]:
-    # Where loaders look for manifests on Linux (loader interface documentation, "Driver Discovery on Linux").
+def _folders(environment: Mapping[str, str], kind: str = "icd.d") -> list[Path]:
+    # Where loaders look on Linux (loader interface documentation, "Driver Discovery" and "Layer Discovery").
     home = environment.get("HOME", "")
     roots = [
         environment.get("XDG_CONFIG_HOME") or f"{home}/.config",
@@ -139,7 +168,7 @@ def _folders(environment: Mapping[str, str]) -> list[Path]:
         environment.get("XDG_DATA_HOME") or f"{home}/.local/share",
         *(environment.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(os.pathsep),
     ]
-    return list(dict.fromkeys(Path(each, "vulkan", "icd.d") for each in roots if each))
+    return list(dict.fromkeys(Path(each, "vulkan", kind) for each in roots if each))
 
 
 def _named(environment: Mapping[str, str]) -> list[Path]:
