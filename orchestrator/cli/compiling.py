@@ -192,6 +192,7 @@ def _options(arguments: CompileArguments, selector: str) -> CompileOptions:
         workers=_worker_count(arguments.workers),
         mode=None if arguments.mode == "auto" else arguments.mode,
         cache_file_needed=arguments.out is not None,
+        save_needed=True,
         merge={"barrier": BARRIER, "rolling": ROLLING}.get(arguments.merge),
         relax_driver_version=arguments.relax_driver_version,
         binary_store_bytes=size_bytes(store, "--binaries-disk", _LEAST_STORE) if store else None,

@@ -14,17 +14,18 @@ from orchestrator.cli.devices import without_dead
 from orchestrator.cli.doctor_keys import key_words
 from orchestrator.cli.documents import DoctorFinding
 from orchestrator.cli.output import byte_text, driver_text, path_text, plural, version_text
-from orchestrator.cli.values import show_words, unfit_directory
+from orchestrator.cli.values import roots_in_home, show_words, unfit_directory
 from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
 from orchestrator.devices.listing import DeviceEntry, Listing, list_all, list_one
 from orchestrator.devices.opening import loader_version
 from orchestrator.errors import DeviceError
 from orchestrator.registry import registry
 from orchestrator.sets.spirv.validation import find_spirv_val
-from orchestrator.stores.cache_file import LoadStatus, cache_path, is_accused, read_cache_file
+from orchestrator.stores.cache_file import LoadStatus, cache_path, is_accused, read_cache_file, save_problem
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, likely_cause, unwritable
 from orchestrator.stores.files.recovery import QUARANTINE_DIRECTORY, previous_path
 from orchestrator.stores.profile_file import load_key_profile
+from orchestrator.stores.state import state_path, state_problem
 from orchestrator.version import VERSION
 
 _FEATURES = (
@@ -161,6 +162,12 @@ def _saved(subject: str, identity: DeviceIdentity, directory: Path) -> DoctorFin
     if found.status is LoadStatus.LOADED and is_accused(path, found.data_hash):
         status, detail = LoadStatus.CRASHED_LAST_TIME, "processes died while the driver was given this data"
         found = evolve(found, status=status, detail=detail)
+    if found.status is LoadStatus.MISSING:
+        previous = read_cache_file(previous_path(path), identity)
+        found = previous if previous.status is LoadStatus.UNREADABLE else found
+    problem = None if unfit_directory(directory) else save_problem(path, found)
+    if problem is not None and found.status is not LoadStatus.UNREADABLE:
+        return _bad(subject, str(problem), "correct that, or move it away; until then nothing is compiled")
     if found.status is LoadStatus.LOADED:
         return _good(
             subject,
@@ -173,12 +180,12 @@ def _saved(subject: str, identity: DeviceIdentity, directory: Path) -> DoctorFin
     if read_cache_file(previous_path(path), identity).status is LoadStatus.LOADED:
         step = "nothing: the next compile loads that, and saves a new one"
         return _hint(subject, f"{what}; its previous generation is whole", step)
-    what = f"{path_text(path)}: {what}"
+    what = f"{path_text(found.path)}: {what}"
     if found.status is LoadStatus.OTHER_DRIVER:
         return _hint(subject, what, "nothing: the driver changed, and the next compile replaces it")
     steps = {
         LoadStatus.UNTRUSTED_PERMISSIONS: "run the command above; until then the file is not used",
-        LoadStatus.UNREADABLE: "make it readable, or remove it; until then nothing is saved in its place",
+        LoadStatus.UNREADABLE: "make it readable, or move it away; until then nothing is compiled",
         LoadStatus.TOO_LARGE: "nothing: the next compile moves it to the quarantine, and saves a new one",
         LoadStatus.CRASHED_LAST_TIME: "nothing: it is not loaded, and the next compile saves a new one",
     }
@@ -193,6 +200,7 @@ def check_directory(directory: Path) -> Iterator[DoctorFinding]:
     except FileNotFoundError:
         there = next(each for each in (directory, *directory.absolute().parents) if os.path.lexists(each))
         reason = unwritable(there / "probe") if there.is_dir() else f"{path_text(there)} is no directory"
+        reason = reason or roots_in_home(directory)
         if reason is None:
             yield _good(subject, f"{name}: does not exist yet, the first compile creates it")
         else:
@@ -216,6 +224,9 @@ def check_directory(directory: Path) -> Iterator[DoctorFinding]:
         yield _hint(subject, f"{name}: {byte_text(free)} free", step)
     elif unfit is None:
         yield _good(subject, f"{name}: mode {status.permissions:04o}, {byte_text(free)} free")
+    if unfit is None and (problem := state_problem(directory)):
+        step = "correct that, or move it away; until then `compile` learns nothing, and keeps no binaries"
+        yield _bad("database", f"{path_text(state_path(directory))}: {problem}", step)
     try:
         quarantined = len(list((directory / QUARANTINE_DIRECTORY).glob("*")))
     except OSError as error:

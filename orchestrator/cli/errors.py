@@ -81,7 +81,7 @@ _SYSTEM_STEPS: Final = {
     errno.EPERM: _ACCESS,
     errno.EROFS: "name a place that is not mounted read-only",
     errno.ENAMETOOLONG: "a name may have 255 bytes, and a path 4095: name another place",
-    errno.ELOOP: "the link leads to itself: check the path",
+    errno.ELOOP: "the link leads to itself, or is not followed here: name the file itself",
     errno.ENOTDIR: "something on the way there is a file: check the path",
     errno.EFBIG: "allow larger files, such as with `ulimit -f unlimited`",
     errno.EAGAIN: "allow more processes, such as with `ulimit -u 4096`, or end other programs",

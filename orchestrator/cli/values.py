@@ -114,11 +114,25 @@ def cache_files_directory(given: Path | None) -> Path:
 def usable_directory(given: Path | None) -> Path:
     """The directory for cache files, created if need be, and found fit before anything is compiled for it."""
     directory = cache_files_directory(given)
-    ensure_directory(directory)
-    reason = unfit_directory(directory)
+    if (reason := roots_in_home(directory)) is None:
+        ensure_directory(directory)
+        reason = unfit_directory(directory)
     if reason is not None:
         raise SaveError(directory, "writing", reason)
     return directory
+
+
+def roots_in_home(directory: Path) -> str | None:
+    """Why root does not create a directory, and what mends it: a user who has used sudo could not use it."""
+    there = next(each for each in (directory, *directory.absolute().parents) if os.path.lexists(each))
+    owner = there.stat().st_uid
+    users = {os.environ.get("SUDO_UID"), str(Path.home().stat().st_uid)}
+    if there == directory or os.geteuid() != 0 or owner == 0 or str(owner) not in users:
+        return None
+    return (
+        f"user {owner} owns {there}, and could not use what user 0, who runs this, creates there; "
+        f"mend: run this as user {owner}, without sudo, or use a directory of root's"
+    )
 
 
 def unfit_directory(directory: Path) -> str | None:

@@ -332,8 +332,11 @@ class CompileJob:
                 return
             image = await self._take_group(opened, beside)
             run = await trio.to_thread.run_sync(self._prepare, opened.device, image)
-            unsaved = run.cache.unsaved
-            self.on_stage(f"compiling, but nothing can be saved: {unsaved}" if unsaved else "compiling")
+            if (problem := run.cache.problem) is not None and self.options.save_needed:
+                raise problem
+            self.on_stage(
+                "compiling" if problem is None else f"compiling, but nothing can be saved: {problem}"
+            )
             async with run.cache.keeping(self.steering.stop):
                 await self._run_pipelines(run, beside)
         finally:
@@ -654,6 +657,8 @@ async def compile_set(
         ValueError: The subset names a pipeline that the set does not have, or the cache directory is "".
         NoDeviceError: Nothing answers to the selector.
         DriverError: The driver refused a device or an empty cache.
+        SaveError: With `save_needed`: nothing can be saved.
+        StoreError: Likewise, in mode BINARIES.
         trio.Cancelled: The surrounding scope was cancelled; what was compiled has been saved.
     """
 

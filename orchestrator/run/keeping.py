@@ -32,7 +32,7 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.modes import CacheMode
-from orchestrator.errors import DriverError, shell_text
+from orchestrator.errors import DriverError, OrchestratorError, shell_text
 from orchestrator.run.binaries import VULKAN_1_1, HeldPipelines, binary_device
 from orchestrator.run.caches import BOOKKEEPING_BYTES, CacheMerge, MergedHook
 from orchestrator.run.first_error import first_error
@@ -55,6 +55,7 @@ from orchestrator.stores.cache_file import (
     cache_path,
     load_into_cache,
     save_merged,
+    save_problem,
     stored_data_hash,
 )
 from orchestrator.stores.files.atomic_file import ReadError, SaveError
@@ -541,7 +542,7 @@ class GroupCache:
     held: Mask | None = field(default=None, repr=False)
     was_there: bool = False  # Whether it did so before this compile saved anything.
     keeper: CacheKeeper | None = None  # Saves it; None where no cache file is kept.
-    unkept: str = ""  # Why the store of binaries cannot be used, or "".
+    problem: OrchestratorError | None = None  # Why nothing can be saved.
     _reported: int = field(default=0, init=False)
 
     def keeping(self, stop: trio.Event | None) -> AbstractAsyncContextManager[None]:
@@ -559,13 +560,6 @@ class GroupCache:
         """So many pipelines were compiled in the current run. Never blocks."""
         if self.keeper is not None and self.mode is CacheMode.SHARED:
             self.keeper.progress(compiled)
-
-    @property
-    def unsaved(self) -> str:
-        """Why nothing will be saved, or "": a file that could not be read may be good, so it stays."""
-        if self.keeper is None or self.keeper.loaded.status is not LoadStatus.UNREADABLE:
-            return self.unkept
-        return f"{self.keeper.path}: {self.keeper.loaded.detail}"
 
     def saved(self) -> list[tuple[Path, int]]:
         """Path and size of each cache file that was saved since the last call."""
@@ -739,7 +733,7 @@ class CompileCache:
                 self.file = CacheFileRecord(path=path, error=str(error))
                 self._notes.append(f"binaries are neither looked up nor kept: {error}")
                 held = HeldPipelines.of(device, captures=False)
-                return GroupCache(held, CacheMode.BINARIES, unkept=str(error))
+                return GroupCache(held, CacheMode.BINARIES, problem=error)
             if self._store.set_aside:
                 self._notes.append(f"the store of binaries was not used: {self._store.set_aside}")
             if self._store.read_only:
@@ -782,6 +776,7 @@ class CompileCache:
             keeper=CacheKeeper(
                 device, path, loaded, options.save_policy, policy, own_hashes=own, replaces=replaces
             ),
+            problem=save_problem(path, loaded),
         )
 
     def _to_replace(self, path: Path) -> bytes:

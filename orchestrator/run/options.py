@@ -357,6 +357,8 @@ class CompileOptions:
             cache directory. Where there is none it is SHARED if the cache file is known to hold nearly
             everything, else PER_WORKER; the report's notes say which.
         cache_file_needed: Whether mode None must keep a cache file, such as for a pack: never BINARIES then.
+        save_needed: Whether it is an error, before anything is compiled, if nothing can be saved; else the
+            report says so.
         merge: As in `RunOptions`. With a rolling merge the cache file is also saved on the way.
         save_policy: When the cache file is saved on the way.
         relax_driver_version: Load a cache file whose driverVersion alone differs.
@@ -392,6 +394,7 @@ class CompileOptions:
     workers: int | None = _number(None, 1)
     mode: CacheMode | None = field(default=CacheMode.PER_WORKER, converter=converters.optional(CacheMode))
     cache_file_needed: bool = _switch(False)
+    save_needed: bool = _switch(False)
     merge: MergePolicy | None = field(default=None, validator=_IS_MERGE)
     save_policy: SavePolicy = field(factory=SavePolicy, validator=validators.instance_of(SavePolicy))
     relax_driver_version: bool = _switch(False)

@@ -39,9 +39,12 @@ from orchestrator.stores.files.atomic_file import (
     UntrustedError,
     check_directory,
     content_hash128,
+    distrust_directory,
     likely_cause,
     read_capped_parts,
     read_head,
+    status_of,
+    unwritable,
     write_atomically,
 )
 from orchestrator.stores.files.recovery import (
@@ -721,6 +724,24 @@ def save_merged(
                 device.destroy_pipeline_cache(cache)
 
     return _save_locked(Path(path), device.identity, data, policy.cap, lock_wait_s, operations, merge)
+
+
+def save_problem(
+    path: Path, loaded: LoadResult, operations: FileOperations = REAL_FILE_OPERATIONS
+) -> SaveError | None:
+    """Why a cache could not be saved after a load with this result; None if it could. Creates nothing."""
+    if loaded.status is LoadStatus.UNREADABLE:
+        return SaveError(loaded.path, "replacing", f"it may be good, and could not be read: {loaded.detail}")
+    try:
+        if status_of(path.parent, operations) is None:
+            return None  # the save creates it
+        with writer_lock(path, operations, wait_s=0, only_if_there=True):
+            reason = distrust_directory(path.parent, operations) or unwritable(path, operations)
+    except SaveError as error:
+        return error
+    except OSError as error:
+        reason = likely_cause(error)
+    return SaveError(path, "writing", reason) if reason else None
 
 
 def _save_locked(

@@ -38,10 +38,11 @@ from orchestrator.stores.files.atomic_file import (
     distrust_directory,
     ensure_directory,
     likely_cause,
+    probe_file,
     unwritable,
 )
 from orchestrator.stores.files.recovery import QuarantineError, quarantine_file
-from orchestrator.stores.files.writer_lock import writer_lock
+from orchestrator.stores.files.writer_lock import lock_path, refused_locks, writer_lock
 
 STATE_NAME: Final = "state.sqlite"
 APPLICATION_ID: Final = 0x4F524353  # "ORCS"
@@ -101,6 +102,27 @@ class DamagedStateError(ReadError):
 def state_path(directory: Path) -> Path:
     """The database of a cache directory."""
     return directory / STATE_NAME
+
+
+def state_problem(directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> str:
+    """Why the database of a directory cannot be read, or not be created, or "". Leaves nothing behind."""
+    path = state_path(directory)
+    try:
+        State.open(directory, operations).close()
+    except MissingFileError:
+        try:
+            with (
+                writer_lock(path, operations, wait_s=0, only_if_there=True),
+                probe_file(path, operations) as descriptor,
+            ):
+                return refused_locks(descriptor, operations)
+        except SaveError as error:
+            return f"{error.step} failed: {error.reason}"
+        except OSError as error:
+            return likely_cause(error)
+    except ReadError as error:
+        return error.reason
+    return ""
 
 
 def value_name(cache_file: Path) -> str:
@@ -353,6 +375,7 @@ def _opened(
 ) -> tuple[sqlite3.Connection, tuple[int, int]]:
     """A connection to a database that is ours and in order, and its device and inode; raises ReadError."""
     status = _trusted(path, operations)
+    _require_locks(path, operations)
     try:
         try:
             return _connected(path, "mode=rw", status), status.file_id
@@ -367,6 +390,19 @@ def _opened(
         raise (DamagedStateError if damaged else ReadError)(path, _reason(error)) from error
     except UnicodeDecodeError as error:  # in SQLite's message about a malformed schema
         raise DamagedStateError(path, f"it is damaged: {error}") from error
+
+
+def _require_locks(path: Path, operations: FileOperations) -> None:
+    # SQLite takes some refusals for locks of others, and waits. Its own file must not be opened here.
+    try:
+        descriptor = operations.open_existing(lock_path(path))
+    except OSError:
+        return
+    try:
+        if reason := refused_locks(descriptor, operations):
+            raise ReadError(path, reason)
+    finally:
+        close_quietly(descriptor, operations)
 
 
 def _has_log(path: Path, operations: FileOperations) -> bool:
@@ -465,6 +501,7 @@ def _create(path: Path, operations: FileOperations) -> None:
             _remove_companions(path, operations)
         try:
             _trusted(path, operations)
+            _require_locks(path, operations)
             with closing(sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)) as connection:
                 _fill(connection)
             operations.sync_directory(path.parent)

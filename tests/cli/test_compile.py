@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -392,35 +390,20 @@ def test_damage_in_a_set_is_an_exit_code_and_a_last_line(call: Call, cut_set: Pa
     assert call(*arguments, "--json").document["set"]["damage"]
 
 
-def _directory_in_its_place(path: Path, _stack: ExitStack) -> str:
-    path.mkdir()
-    return "not a regular file"
-
-
-def _lock_held(path: Path, stack: ExitStack) -> str:
-    assert stack.enter_context(writer_lock(path))
-    return "another process is saving this file"
-
-
-@pytest.mark.parametrize("obstacle", [_directory_in_its_place, _lock_held])
 def test_what_could_not_be_saved_is_exit_code_2_and_the_last_line(
-    call: Call,
-    small_set: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    obstacle: Callable[[Path, ExitStack], str],
+    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeping, "LAST_LOCK_WAIT_S", 0.0)
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o700)
-    with ExitStack() as stack:
-        words = obstacle(cache_path(folder, simulated_identity()), stack)
+    with writer_lock(cache_path(folder, simulated_identity())):
         # In this process, which waits for no lock.
         arguments = (small_set, "--cache-dir", folder)
         done = call("compile", *arguments, *HERE)
         assert done.code == ExitCode.BAD_INPUT
         last = done.out.splitlines()[-1]
         assert last.startswith("not saved, and lost: ")
+        words = "another process is saving this file"
         assert words in last
         document = compile_json(call, *arguments, code=ExitCode.BAD_INPUT)
         assert words in document["cache_file"]["error"]

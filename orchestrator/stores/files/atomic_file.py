@@ -30,7 +30,7 @@ Buffer = bytes | bytearray | memoryview
 TEMPORARY_SUFFIX: Final = ".tmp"
 MAC_SIZE: Final = 32
 _KEY_BYTES: Final = 32, 4096  # of a key file, at least and at most
-_PROBE_SIZE: Final = 1 << 16  # asked for at the expected end of a file, which may have grown
+_PROBE_SIZE: Final = 1 << 16  # asked for at the expected end of a file, which may have grown; room for one
 
 # Answers of a file system that cannot sync directories: there is nothing to do.
 _NO_DIRECTORY_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
@@ -65,7 +65,11 @@ class FileOperations:
 
     def open_lock(self, path: Path) -> int:
         """Open a file to lock, read and write it; create it, mode 0600, if it is missing."""
-        return _owned(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600))
+        descriptor = _owned(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600))
+        if os.geteuid() == 0:  # one that is root's would keep the directory's owner out for ever
+            with suppress(OSError):
+                os.fchown(descriptor, path.parent.stat().st_uid, -1)
+        return descriptor
 
     def write(self, descriptor: int, data: memoryview) -> int:
         """Write from the start of `data`; returns the bytes that were written, which may be fewer."""
@@ -149,6 +153,11 @@ class FileOperations:
     def unlock(self, descriptor: int) -> None:
         """Release the lock of an open file, for all its descriptors, those of child processes included."""
         fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+    def try_record_lock(self, descriptor: int) -> None:
+        """Lock an open file as databases do, by fcntl(2), and unlock it; raises OSError where it cannot."""
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.lockf(descriptor, fcntl.LOCK_UN)
 
     def effective_user(self) -> int:
         """User id that new files get. Cannot fail."""
@@ -298,8 +307,8 @@ class MacKey:
         except OSError as error:
             raise UntrustedError(path, likely_cause(error)) from error
         if permissions & 0o044:
-            mend = f"mend: chmod 600 {shell_text(path)}"
-            raise UntrustedError(path, f"others may read the key (mode {permissions:04o}); {mend}")
+            mend = _mount_advice(path.parent, operations) or f"chmod 600 {shell_text(path)}"
+            raise UntrustedError(path, f"others may read the key (mode {permissions:04o}); mend: {mend}")
         return cls.of(content)
 
     @classmethod
@@ -454,14 +463,25 @@ def is_directory(path: Path) -> bool:
     return status is not None and status.is_directory
 
 
-def unwritable(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> str | None:
-    """Why a file cannot be replaced, or None. Finds out by creating its temporary, and removes that."""
+@contextmanager
+def probe_file(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Iterator[int]:
+    """The descriptor of a new temporary of a file, which is removed after the block; raises OSError."""
     temporary = temporary_of(path)
+    descriptor = operations.open_new(temporary)
     try:
-        operations.close(operations.open_new(temporary))
+        yield descriptor
+    finally:
+        close_quietly(descriptor, operations)
+        remove_temporary(temporary, operations)
+
+
+def unwritable(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> str | None:
+    """Why a file cannot be replaced, or None. Finds out by writing a little to a temporary of it."""
+    try:
+        with probe_file(path, operations) as descriptor:
+            operations.write(descriptor, memoryview(bytes(_PROBE_SIZE)))
     except OSError as error:
         return likely_cause(error)
-    remove_temporary(temporary, operations)
     return None
 
 
@@ -471,20 +491,36 @@ def unwritable(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) ->
 def distrust(path: Path, status: FileStatus, operations: FileOperations) -> str | None:
     """Why a file or directory is not trusted, and what mends it; None if only its user may write it."""
     user = operations.effective_user()
-    what = "the directory" if status.is_directory else "the file"
-    # One that is sticky, such as /tmp, is for everybody on purpose.
-    is_shared = status.is_directory and status.permissions & stat.S_ISVTX
-    own = "use a directory of your own" if is_shared else ""
-    if status.owner != user:
-        mend = own or f"chown {user} {shell_text(path)}"
-        owner = f"belongs to user {status.owner} and not to user {user}, who runs this"
-        return f"{what} {path} {owner}; mend: {mend}"
     all_writers = (0o020, "its group"), (0o002, "everybody")
-    if writers := [name for bit, name in all_writers if status.permissions & bit]:
-        mend = own or f"chmod go-w {shell_text(path)}"
-        by = f"{' and '.join(writers)} (mode {status.permissions:04o})"
-        return f"{what} {path} may be written by {by}; mend: {mend}"
-    return None
+    writers = " and ".join(name for bit, name in all_writers if status.permissions & bit)
+    what, directory = ("the directory", path) if status.is_directory else ("the file", path.parent)
+    if status.owner != user:
+        problem = f"belongs to user {status.owner} and not to user {user}, who runs this"
+        # What another user owns stays theirs; what root owns may have been made by this user with sudo.
+        mend = f"run this as user {status.owner}, or use a directory of your own"
+        if status.owner == 0:
+            mend = f"sudo chown {user} {shell_text(path)}"
+    elif writers:
+        problem = f"may be written by {writers} (mode {status.permissions:04o})"
+        mend = f"chmod go-w {shell_text(path)}"
+    else:
+        return None
+    if status.is_directory and status.permissions & stat.S_ISVTX:  # such as /tmp, for everybody on purpose
+        mend = "use a directory of your own"
+    return f"{what} {path} {problem}; mend: {_mount_advice(directory, operations) or mend}"
+
+
+def _mount_advice(directory: Path, operations: FileOperations) -> str:
+    """What to do about a directory whose file system keeps no modes, which chmod cannot mend; else ""."""
+    try:
+        with probe_file(directory / "probe", operations) as descriptor:
+            permissions = operations.fstat(descriptor).permissions
+    except OSError:
+        return ""
+    if permissions == 0o600:
+        return ""
+    options = f"uid={operations.effective_user()},umask=077 (SMB: file_mode=0600,dir_mode=0700)"
+    return f"use a directory on another file system, or mount this one, which keeps no modes, with {options}"
 
 
 def distrust_directory(directory: Path, operations: FileOperations) -> str | None:

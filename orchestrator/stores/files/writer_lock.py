@@ -36,6 +36,16 @@ def lock_path(path: Path) -> Path:
     return path.with_name(path.name + LOCK_SUFFIX)
 
 
+def refused_locks(descriptor: int, operations: FileOperations) -> str:
+    """Why a database beside this open file could not be locked, or ""."""
+    try:
+        operations.try_record_lock(descriptor)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return f"the file system refuses locks: {likely_cause(error)}; use a directory on another one"
+    return ""
+
+
 @contextmanager
 def writer_lock(
     path: Path,
@@ -62,7 +72,7 @@ def writer_lock(
     descriptor = None
     is_free = False
     try:
-        is_free = only_if_there and status_of(lock_path(path), operations) is None
+        is_free = only_if_there and _is_missing(lock_path(path), operations)
         for number in range(0 if is_free else 1 + round(wait_s / _POLL_S)):
             if number:
                 pause(_POLL_S)
@@ -76,6 +86,14 @@ def writer_lock(
     finally:
         if descriptor is not None:
             _give_back(descriptor, operations)
+
+
+def _is_missing(name: Path, operations: FileOperations) -> bool:
+    try:
+        operations.lstat(name)
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _try(name: Path, operations: FileOperations) -> int | None:

@@ -203,6 +203,9 @@ class ModelDisk(FileOperations):
         if self._open[descriptor].file.locked_by == descriptor:
             self._open[descriptor].file.locked_by = None
 
+    def try_record_lock(self, descriptor: int) -> None:
+        pass
+
     def effective_user(self) -> int:
         return 0
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from orchestrator.stores.cache_file import LoadStatus, read_cache_file, save_cache_file
-from orchestrator.stores.files.atomic_file import FileOperations, distrust_directory
+from orchestrator.stores.files.atomic_file import (
+    FileOperations,
+    FileStatus,
+    MacKey,
+    UntrustedError,
+    distrust_directory,
+)
 from tests.stores.faults.sets import (
     IDENTITY,
     NOTHING,
@@ -88,8 +96,44 @@ def test_another_owner_is_refused(tmp_path: Path) -> None:
     assert result.status is LoadStatus.UNTRUSTED_PERMISSIONS
     assert result.detail == (
         f"the file {path} belongs to user {user} and not to user {user + 1}, who runs this; "
-        f"mend: chown {user + 1} {path}"
+        f"mend: sudo chown {user + 1} {path}"
     )
+
+
+class OfSomeUser(FileOperations):
+    """A disk of files that belong to user 7."""
+
+    def fstat(self, descriptor: int) -> FileStatus:
+        return replace(super().fstat(descriptor), owner=7)
+
+
+def test_a_file_of_another_user_stays_that_users(tmp_path: Path) -> None:
+    path = path_in(tmp_path)
+    path.write_bytes(file_of(OLD))
+    detail = read_cache_file(path, IDENTITY, operations=OfSomeUser()).detail
+    assert detail.endswith("mend: run this as user 7, or use a directory of your own")
+
+
+class WithoutModes(FileOperations):
+    """A file system such as NTFS."""
+
+    def fstat(self, descriptor: int) -> FileStatus:
+        return replace(super().fstat(descriptor), permissions=0o777)
+
+
+def test_where_no_modes_are_kept_chmod_is_no_advice(tmp_path: Path) -> None:
+    path, key = path_in(tmp_path), tmp_path / "key"
+    for each in (path, key):
+        each.write_bytes(file_of(OLD))
+    details = [read_cache_file(path, IDENTITY, operations=WithoutModes()).detail]
+    with pytest.raises(UntrustedError) as refused:
+        MacKey.read(key, WithoutModes())
+    details.append(refused.value.reason)
+    for each in details:
+        assert "(mode 0777); mend: use a directory on another file system, or mount this one, which" in each
+        assert f"uid={os.geteuid()},umask=077" in each
+        assert "chmod" not in each
+    assert {each.name for each in tmp_path.iterdir()} == {path.name, key.name}
 
 
 def test_what_others_may_read_is_trusted(tmp_path: Path) -> None:
