@@ -129,10 +129,10 @@ def test_where_no_modes_are_kept_chmod_is_no_advice(tmp_path: Path) -> None:
     with pytest.raises(UntrustedError) as refused:
         MacKey.read(key, WithoutModes())
     details.append(refused.value.reason)
-    for each in details:
-        assert "(mode 0777); mend: use a directory on another file system, or mount this one, which" in each
-        assert f"uid={os.geteuid()},umask=077" in each
-        assert "chmod" not in each
+    for detail in details:
+        assert "(mode 0777); mend: use a directory on another file system, or mount this one, which" in detail
+        assert f"uid={os.geteuid()},umask=077" in detail
+        assert "chmod" not in detail
     assert {each.name for each in tmp_path.iterdir()} == {path.name, key.name}
 
 
