@@ -35,12 +35,12 @@ from pathlib import Path
 import pytest
 from attrs import Factory, define
 
-from tests.drivers import DRIVERS, REPOSITORY, driver_environment, find_manifest, is_driver
+from tests.drivers import REPOSITORY, driver_environment, find_manifest, is_driver
 
 ENTRY_VARIABLE = "ORCHESTRATOR_TEST_ENTRY"
 REPORTS_VARIABLE = "ORCHESTRATOR_TEST_REPORTS"
 
-LONGEST = ("cli", "run", *DRIVERS, "supervise", "faults", "stores")
+LONGEST = ("cli", "run", "radv:navi21", "tests", "supervise", "faults", "bench", "stores", "sets")
 """The entries that begin first, so that the last ones to run are short."""
 
 
@@ -122,7 +122,7 @@ class _Child:
 
 @define
 class _Queue:
-    """The children of a session. Nothing happens but in calls."""
+    """The children of a session, whose reports come back in the order of the entries."""
 
     _children: dict[str, _Child] = Factory(dict)
     _waiting: deque[_Child] = Factory(deque)
@@ -135,6 +135,8 @@ class _Queue:
             self._children.setdefault(entry, _Child(entry, [])).items.append(item)
         if len(self._children) == 1 and not is_driver(next(iter(self._children))):
             self._children.clear()
+            return
+        signal.signal(signal.SIGTERM, lambda *_: pytest.exit("SIGTERM"))
         self._folder = tempfile.TemporaryDirectory()
         for child in self._children.values():
             self._folder_of(child).mkdir()

@@ -32,9 +32,10 @@ _COMMAND = re.compile(
 )
 SMALLER = (
     ("-j 1,4,16 --samples 11 --time-limit 2h", "-j 1 --samples 1 --modes shared,none --start cold"),
-    ("--workers 1,4,16 --out", "--workers 1 --samples 1 --devices simulated --time-limit 4s --out"),
+    ("--workers 1,4,16 --out", "--workers 1 --samples 1 --devices simulated --time-limit 2s --out"),
     ("doctor --keys --device radv:navi21", "doctor --keys --device radv:navi21 --only apiVersion"),
     ("-d nvidia", "-d simulated"),
+    ("compile sample ", "compile sample --shard 1/8 "),
 )
 """What is run in place of what the page says, because that takes minutes, or a GPU."""
 CODES = {

@@ -128,9 +128,9 @@ def test_compiles_start_with_the_shim(without_null_hardware: dict[str, str], tmp
     """In a child, which this program cannot fork; in several, and in a program that starts itself again."""
     keys = write_small_set(tmp_path / "small.foz", 0, 8)
     kept = (str(tmp_path / "small.foz"), "--cache-dir", str(tmp_path / "kept"))
-    both = compiled(without_null_hardware, *kept, "--device", "radv:navi[13]*", "--device", "radv:navi21")
+    both = compiled(without_null_hardware, *kept, "--device", "radv:navi3*", "--device", "radv:navi21")
     names = [each["report"]["device"]["device_name"] for each in both["targets"]]
-    assert len(names) >= 3
+    assert len(names) >= 2
     assert all("hardware" not in each for each in names)
     assert [each for each in names if "NAVI21" in each] == [names[-1]]
     for more in (), ("--in-process",):

@@ -1,4 +1,4 @@
-"""The committed tables are what the generator makes of the pinned registry, and mistakes are refused."""
+"""What the generator of the tables cannot make right it refuses; `make lint` asks whether they are its."""
 
 from __future__ import annotations
 
@@ -9,14 +9,8 @@ from typing import Any
 import pytest
 from vulkan_object import get_vulkan_object
 
-from orchestrator.registry.codegen.__main__ import main
 from orchestrator.registry.codegen.build import RegistryError, build, capability_numbers
 from orchestrator.registry.codegen.output import write_or_check
-
-
-def test_the_committed_file_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--check"]) == 0
-    assert "up to date" in capsys.readouterr().out
 
 
 def test_a_capability_without_a_number_is_refused() -> None:

@@ -1,20 +1,13 @@
-"""The committed bindings are what the generator makes, and lay structures out as a C compiler does."""
+"""The bindings lay structures out as a C compiler does; `make lint` asks whether they are the generator's."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from orchestrator.devices.vulkan._generated import ffi
-from orchestrator.devices.vulkan.codegen import declarations, main
+from orchestrator.devices.vulkan.codegen import declarations
 from orchestrator.registry.tables import registry
 from tests.registry.c_layouts import compiled_layouts
-
-
-def test_the_committed_file_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--check"]) == 0
-    assert "up to date" in capsys.readouterr().out
 
 
 def test_layouts_agree_with_the_compiler(tmp_path: Path) -> None:
