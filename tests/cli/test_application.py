@@ -53,26 +53,6 @@ def test_help_names_the_verbs_and_the_exit_codes(call: Call) -> None:
     assert all(re.search(rf"^ +{int(code)} +\S", done.out, re.MULTILINE) for code in ExitCode)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "bogus",
-        "compile",
-        "compile sample --mode fast",
-        "compile sample --workers many",
-        "list sample --nope",
-        "pack a.toml",
-        "inspect",
-    ],
-)
-def test_wrong_usage_ends_with_two_and_says_where_help_is(call: Call, arguments: str) -> None:
-    done = call(*arguments.split())
-    assert done.code == ExitCode.BAD_INPUT
-    assert done.err.startswith("error: ")
-    assert "next:  " in done.err
-    assert done.out == ""
-
-
 def test_wrong_usage_with_json_is_a_document(call: Call) -> None:
     done = call("compile", "sample", "--mode", "fast", "--json")
     assert done.code == ExitCode.BAD_INPUT

@@ -188,23 +188,6 @@ def test_other_verbs_know_a_damaged_store(call: Call, folder: Path) -> None:
     assert path.stat().st_size == 5000
 
 
-@pytest.mark.parametrize(
-    ("arguments", "why"),
-    [
-        (("export",), "pack is missing"),
-        (("stat", "x.binaries"), "takes no pack"),
-        (("stat", "--key", "team.key"), "signatures"),
-        (("export", "x", "--unsigned"), "signatures"),
-        (("verify", "--dry-run"), "removes nothing"),
-        (("prune", "--max-size", "much"), "a size is expected"),
-    ],
-)
-def test_usage(call: Call, folder: Path, arguments: tuple[str, ...], why: str) -> None:
-    done = call("binaries", *arguments, "--cache-dir", folder)
-    assert done.code == ExitCode.BAD_INPUT
-    assert why in done.err
-
-
 def test_no_store(call: Call, tmp_path: Path) -> None:
     done = call("binaries", "stat", "--cache-dir", tmp_path, "--json")
     assert done.code == ExitCode.BAD_INPUT

@@ -299,39 +299,6 @@ def test_every_target_says_what_went_wrong(call: Call, cut_set: Path, tmp_path: 
     assert call(*arguments, "-q", "--json").err == ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--key", "team.key"], "--key signs packs"),
-        (["--key", "team.key", "-d", "0"], "--key signs packs"),
-        (["--out", "pack", "--mode", "none"], "keeps nothing that a pack could hold"),
-        (["--out", "pack", "--trace", "trace.json"], "--trace is for one device"),
-        (["-d", "0", "--driver-log", "log"], "--driver-log is for one device"),
-        (["--out", "pack", "--in-process"], "--in-process is for one device"),
-        (["--in-process", "--driver-log", "log"], "--driver-log is for a child process"),
-        (["--in-process", "--timeout", "5s"], "--timeout is for a child process"),
-        (["--in-process", "--memory", "2G"], "--memory is for a child process"),
-        (["--nice", "20"], "0 to 19"),
-        (["--mode", "shared", "--merge", "rolling"], "no worker caches"),
-        (["--mode", "binaries", "--merge", "rolling"], "no worker caches"),
-        (["--mode", "none", "--identifiers"], "they would find nothing"),
-    ],
-)
-def test_options_that_cannot_be_meant(
-    call: Call,
-    small_set: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    said: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = call("compile", small_set, "-d", "simulated", *arguments)
-    assert done.code == ExitCode.BAD_INPUT
-    assert said in done.err
-    assert not (tmp_path / "pack").exists()
-
-
 def test_nice_lets_other_programs_go_first(small_set: Path, tmp_path: Path) -> None:
     if os.nice(0) > 16:
         unsupported("a process that has let all others go first already cannot give way any more")
