@@ -13,7 +13,7 @@ from orchestrator.cli.documents import PackedTarget
 from orchestrator.cli.output import Output, byte_text, damage_text, not_checked_text, path_text, plural
 from orchestrator.cli.packs import held_text, nothing_of, target_fields
 from orchestrator.cli.progress import SlowWork
-from orchestrator.errors import ArchiveError, OrchestratorError
+from orchestrator.errors import ArchiveError, OrchestratorError, shell_text
 from orchestrator.run.records import DamageRecord
 from orchestrator.sets.archive.reader import MAGIC
 from orchestrator.sets.inputs import is_regular
@@ -226,7 +226,7 @@ def _check_cache_file(path: Path) -> Checked:
         problems.append(f"{found.status.value}: {found.reason}")
         again, seems = (
             "remove it; the next compile makes a new one",
-            "`orchestrator inspect FILE` says what it seems to be",
+            f"`orchestrator inspect {shell_text(path)}` says what it seems to be",
         )
         step = again if is_ours else seems
     previous = None
@@ -284,5 +284,5 @@ def _check_archive(path: Path, output: Output) -> Checked:
         f"archive, {byte_text(size)}, {plural(records, 'record')}"
         + (f", {not_checked_text(found)}" if found.not_checked else ""),
         problems=tuple(map(damage_text, damage)) or ("some records cannot be used",) * (found.unusable > 0),
-        next_step="the other records can be used; `orchestrator list SET` shows the damage",
+        next_step=f"the other records can be used; `orchestrator list {shell_text(path)}` shows the damage",
     )

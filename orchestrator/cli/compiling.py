@@ -397,7 +397,7 @@ def _compile_targets(call: _Call) -> ExitCode:
                     return await compile_targets(
                         call.paths,
                         options,
-                        expected=Expected(pipelines, {} if pack is None else pack.held()),
+                        expected=Expected(pipelines) if pack is None else pack.expected(pipelines),
                         cache_directory=directory,
                         listener=view,
                         stop=steering,

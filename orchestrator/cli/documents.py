@@ -8,7 +8,6 @@ Assumptions: imported when a verb has results, not for its help, because the rec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -660,28 +659,3 @@ class CompletionDocument(Document, frozen=True, kw_only=True):
 
     shell: str
     script: str
-
-
-DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
-    "devices": DevicesDocument,
-    "devices --device PATTERN": FamiliesDocument,
-    "list": ListDocument,
-    "bench": BenchDocument,
-    "compare": CompareDocument,
-    "calibrate": CalibrateDocument,
-    "inspect": InspectDocument,
-    "export": ExportDocument,
-    "pack": PackDocument,
-    "verify": VerifyDocument,
-    "binaries": BinariesDocument,
-    "merge": MergeDocument,
-    "merge PACK...": MergePacksDocument,
-    "install": InstallDocument,
-    "compile for several devices": TargetsDocument,
-    "prune": PruneDocument,
-    "quarantine": QuarantineDocument,
-    "doctor": DoctorDocument,
-    "doctor --keys": KeysDocument,
-    "completion": CompletionDocument,
-}
-"""The type of each verb's document, except that of `compile`."""

@@ -12,8 +12,9 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Self
 
+import numpy as np
 from attrs import define, field
 from msgspec.structs import replace
 
@@ -45,9 +46,7 @@ from orchestrator.stores.pack import (
     with_created,
 )
 from orchestrator.stores.profile_file import ProfileIdentity
-
-if TYPE_CHECKING:
-    from orchestrator.supervise.targets import TargetResult
+from orchestrator.supervise.targets import Expected, TargetResult
 
 _PROBLEM: Final = 2000
 _PATHS: Final = re.compile(r"(?<=\.foz)(?:, | \+ )")  # between the archives of a set, and of a sum of reports
@@ -177,10 +176,15 @@ class GrowingPack:
         with PackWriter(directory, key).alone(otherwise):
             yield cls.begin(directory, key, selectors)
 
-    def held(self) -> dict[str, int]:
-        """How many pipelines the pack had for each of its targets when it was begun."""
-        targets = [each.as_it_was for each in self._pack.manifest.targets]
-        return {each.selector: each.count("created") for each in targets if each.files}
+    def expected(self, pipelines: int) -> Expected:
+        """What there is to do of a set of so many pipelines for each target, by what the pack had."""
+        held, took_s = {}, []
+        for each in (target.as_it_was for target in self._pack.manifest.targets if target.identity):
+            held[each.selector] = sum(map(each.count, ("created", "skipped", "failed", "quarantined")))
+            with suppress(PackError):
+                times = np.frombuffer(self._pack.read_notes(each).times_ns, "<i8")
+                took_s.append(float(times.sum()) / 1e9 / max(1, held[each.selector]))
+        return Expected(pipelines, held, sum(took_s) / len(took_s) if took_s else 0.0)
 
     def take(self, result: TargetResult) -> None:
         """A target has ended; where that cannot be written now, `finish` tries again."""

@@ -30,8 +30,6 @@ from orchestrator.supervise.supervisor import compile_supervised
 _TARGET_BYTES: Final = 512 << 20
 """What a target is taken to need beside those that run: the interpreter, the driver, a decoded set."""
 _MEMORY_LOOK_S: Final = 1.0
-_HIT_WORK: Final = 0.02
-"""What finding a pipeline costs, in compiles."""
 _COUNTED: Final = ("done", "compiled", "hits", "failed", "skipped", "in_flight")
 
 
@@ -85,7 +83,9 @@ class Expected:
     """What there is to do for each target."""
 
     pipelines: int  # of the set
-    held: Mapping[str, int] = field(factory=dict)  # of these, those that a target's cache is known to hold
+    # Of these, those that a target's cache is known to hold, or that it lacks for good.
+    held: Mapping[str, int] = field(factory=dict)
+    pipeline_s: float = 0.0  # what one of them took other targets in the driver; 0 where that is not known
 
 
 @define(eq=False)
@@ -133,32 +133,31 @@ class Overall:
         latest = self._latest.get(selector)
         return 1.0 if latest is None or not latest.total else 1.0 - latest.share
 
-    def _work(self, selector: str) -> float:
-        """The work of a target, in pipelines to compile."""
-        return (
-            max(0, self.expected.pipelines - self.expected.held.get(selector, 0))
-            + _HIT_WORK * self.expected.pipelines
-        )
+    def _to_compile(self, selector: str) -> int:
+        return max(0, self.expected.pipelines - self.expected.held.get(selector, 0))
 
     def _eta_s(self, now_s: float) -> float | None:
-        around, phases, work = [], 0.0, 0.0  # time around the pipelines, that of pipelines, and their work
+        around: list[float] = []  # time of each target but for what it compiles
         left: dict[str, float] = {}
+        spent_s, compiles = 0.0, 0
         for name, each in self._latest.items():
             is_over = name in self._took_s
             if each.eta_s is None and not is_over:
                 continue
             left[name] = 0.0 if is_over else each.eta_s or 0.0
-            spent_s = self._took_s.get(name, now_s - self._began_s.get(name, 0.0))
-            around.append(max(0.0, spent_s - each.elapsed_s))
-            phases += each.elapsed_s + left[name]
-            work += self._work(name)
-        if not work:
+            whole_s = self._took_s.get(name, now_s - self._began_s.get(name, 0.0)) + left[name]
+            phase_s = each.elapsed_s + left[name] if self._to_compile(name) else 0.0
+            around.append(max(0.0, whole_s - phase_s))
+            spent_s, compiles = spent_s + phase_s, compiles + self._to_compile(name)
+        if not around:
             return None
-        usual_s = sum(around) / len(around)
+        rate = spent_s / compiles if compiles else self.expected.pipeline_s
         for name in self.targets:
             if name not in left and name not in self._took_s:
-                spent_s = now_s - self._began_s.get(name, now_s)
-                left[name] = max(0.0, usual_s + phases / work * self._work(name) - spent_s)
+                if not rate and self._to_compile(name):
+                    return None
+                whole_s = sum(around) / len(around) + rate * self._to_compile(name)
+                left[name] = max(0.0, whole_s - (now_s - self._began_s.get(name, now_s)))
         running = [left[name] for name in self._began_s if name in left and name not in self._took_s]
         return max(sum(left.values()) / self.together, *running, 0.0)
 
@@ -206,6 +205,7 @@ async def compile_targets(
         processors,
         len(options),
     )
+    job.overall.expected = evolve(expected, pipeline_s=expected.pipeline_s * together / processors)
     limiter = trio.Semaphore(together)
     with first_error():
         async with trio.open_nursery() as nursery:

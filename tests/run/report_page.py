@@ -20,11 +20,17 @@ import attrs
 import msgspec
 import numpy as np
 
-from orchestrator.cli.documents import DOCUMENTS, Document
+from orchestrator.cli import documents
+from orchestrator.cli.documents import Document
 from orchestrator.cli.events import EVENTS, Event
 from orchestrator.run.commands import COMMANDS
 from orchestrator.run.records import ApiVersion, CompileReport, Hash, Nanoseconds, Record
 from tests.drivers import REPOSITORY
+
+DOCUMENTS = [
+    each for name, each in vars(documents).items() if name.endswith("Document") and each is not Document
+]
+"""The type of each verb's document, except that of `compile`; its first words name the verb."""
 
 _FIELD = re.compile(r"^    (\w+): .*?(?:  # (.*))?$")
 _ATTRIBUTE = re.compile(r"^    (\w+): ((?:.|\n(?!    \w+: ))*)", re.MULTILINE)
@@ -139,7 +145,7 @@ class Sections:
         report = reachable(CompileReport)
         if page == "report":
             return cls(_sections({CompileReport: "CompileReport"}, report), frozenset())
-        roots = {kind: kind.__name__ for kind in DOCUMENTS.values()}
+        roots = {kind: kind.__name__ for kind in DOCUMENTS}
         if page == "control":
             roots = {each: f"Command `{each.__struct_config__.tag}`" for each in COMMANDS}
             roots |= {each: f"Event `{each.__struct_config__.tag}`" for each in EVENTS}
