@@ -27,7 +27,7 @@ from typing import Any
 import trio
 
 from orchestrator.bench.contention import noise_text, ratio_text
-from orchestrator.bench.matrix import in_turn
+from orchestrator.bench.runner import in_turn
 from orchestrator.bench.statistics import Difference, estimate, ratio_by_round
 from orchestrator.bench.take import no_garbage_collection, processor_name
 from orchestrator.devices.device import Device, PreparedPipelines

@@ -45,7 +45,7 @@ LIBRARIES = {
     "trio": ("orchestrator.run", "orchestrator.supervise", "orchestrator.bench", "orchestrator.cli"),
     "xxhash": ("orchestrator.stores.files.atomic_file",),
     "rich": ("orchestrator.cli",),
-    "plotly": ("orchestrator.bench.html_report",),
+    "plotly": ("orchestrator.bench.reports",),
     "cyclopts": ("orchestrator.cli",),
     "vulkan_object": ("orchestrator.registry.codegen", "orchestrator.devices.vulkan.codegen"),
     "pickle": (),

@@ -51,8 +51,8 @@ from orchestrator.bench.jobs import (
     reason_of,
     run_in_process,
 )
-from orchestrator.bench.matrix import in_turn
 from orchestrator.bench.rows import Sample, Start, busy_share, device_text
+from orchestrator.bench.runner import in_turn
 from orchestrator.bench.statistics import BUSY_SHARE, LEAST_CLEAR_PAIRS, LEAST_PAIRS, MORE_ROUNDS
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.modes import CacheMode
@@ -346,8 +346,9 @@ class _Calibration:
                 break
         table = SampleTable(rows, figure)
         self.total = min(self.total, self.done + later)
-        contenders = self._undecided(groups, table).difference(group[0] for group in groups)
-        late = [each for each in contenders if len(table.of(each)) < self._most]
+        wanted = self._undecided(groups, table)
+        others = (each for group in groups for each in group[1:] if each in wanted)
+        late = [each for each in others if len(table.of(each)) < self._most]
         if late:
             self.stopped = self.stopped or "the time limit"
         self.late |= dict.fromkeys(sorted(late, key=self._rank))

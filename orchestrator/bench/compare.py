@@ -17,6 +17,7 @@ from attrs import evolve, frozen
 from msgspec import structs
 
 from orchestrator.bench.rows import (
+    ENVIRONMENT_WORDS,
     Cell,
     FailedSample,
     Pairs,
@@ -260,19 +261,7 @@ _NAMED: Final = {
     "batch": "batch",
     "passes": "passes over the set in a run",
     "order": "order of pipelines",
-    "environment.driver_name": "driver",
-    "environment.driver_info": "driver's version",
-    "environment.device_name": "device",
-    "environment.pipeline_cache_uuid": "pipeline cache UUID",
-    "environment.driver_caches": "driver's caches",
-    "environment.opened_as": "device opened as",
-    "environment.variables": "environment",
-    "environment.layers": "active layers",
-    "environment.processor": "processor",
-    "environment.cores": "cores",
-    "environment.python": "Python",
-    "environment.orchestrator": "orchestrator",
-}
+} | {f"environment.{name}": words for name, words in ENVIRONMENT_WORDS.items()}
 
 
 def _differences(first: Sequence[Sample], second: Sequence[Sample]) -> list[str]:

@@ -166,7 +166,7 @@ def _judged(comparisons: Sequence[Comparison], cores: Mapping[str, int]) -> list
         key = each.conditions
         if key.section not in chosen or key.workers <= cores[key.device]:
             chosen[key.section] = each
-    return list(chosen.values())
+    return sorted(chosen.values(), key=lambda each: each.conditions.start == Start.COLD)  # warm first
 
 
 def _cell_report(cell: Cell, cells: Mapping[Cell, Sequence[Sample]]) -> CellReport:
@@ -281,10 +281,6 @@ def verdict_text(found: Difference | None) -> str:
     }[found.judgement]
 
 
-def _warm_first(comparisons: Iterable[Comparison]) -> list[Comparison]:
-    return sorted(comparisons, key=lambda each: each.conditions.start == Start.COLD)
-
-
 def _verdicts(comparisons: Sequence[Comparison]) -> list[str]:
     """One sentence for each device and share of duplicates.
 
@@ -296,7 +292,7 @@ def _verdicts(comparisons: Sequence[Comparison]) -> list[str]:
     sentences = []
     for (device, _), found in sorted(places.items()):
         parts, workers = list[str](), 0
-        for each in _warm_first(found):
+        for each in found:
             words = verdict_text(each.topology)
             alone = each.creation_rate.get(CacheMode.PER_WORKER) if each.topology else None
             if alone is not None and (alone.higher or alone.lower) and verdict_text(alone) != words:
@@ -316,7 +312,7 @@ def _advice(comparisons: Sequence[Comparison]) -> list[str]:
         measured = [each for each in comparisons if each.conditions.device == device and each.topology]
         least = min((each.conditions.duplicates for each in measured), default=0)
         modes, reasons = dict[Start, CacheMode](), []
-        for each in _warm_first(measured):
+        for each in measured:
             found, key = each.topology, each.conditions
             if found is None or key.duplicates != least:
                 continue

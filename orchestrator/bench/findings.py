@@ -70,12 +70,9 @@ def use_of(sample: Sample) -> float:
 
 
 class SampleTable:
-    """The samples of a calibration, by contender and round.
+    """The samples of a calibration, by contender and round, without warm-ups.
 
-    Args:
-        rows: Samples; warm-ups are ignored.
-        figure: The time to compare, s.
-        late: Contenders whose sampling ended undecided, with a predicate: "did not fit the time limit".
+    `figure` is the time to compare, s; `late` has contenders that were left undecided, with a predicate.
     """
 
     def __init__(
@@ -140,14 +137,10 @@ class SampleTable:
 
 
 def undecided(samples: SampleTable, contenders: Sequence[Contender]) -> set[Contender]:
-    """The contenders that need further samples: the undecided ones and their rivals; none if all are decided.
+    """Of the contenders of one start, the baseline first, those that need further samples, and their rivals.
 
     With all workers the rival is the baseline, with fewer all workers of the same topology, of binaries the
     fastest cache so far. Worker caches with locks are also compared with those without.
-
-    Args:
-        samples: The samples so far.
-        contenders: All contenders of one start, the baseline first.
     """
     baseline, found, slower = contenders[0], set[Contender](), set[Contender]()
     whole = [each for each in contenders if each.workers == baseline.workers]
@@ -236,11 +229,7 @@ def choose(
 ) -> Choice | None:
     """The mode and workers to use for a start; None if it was not measured.
 
-    Args:
-        samples: The samples.
-        start: The start.
-        worker_counts: The numbers of workers that were tried.
-        merge_works: False restricts the choice to the shared cache; None if unknown.
+    Without a merge that works the shared cache is the choice; None if that is unknown.
     """
     shared = Contender(start, CacheMode.SHARED, max(worker_counts))
     rivals = [] if merge_works is False else [CacheMode.PER_WORKER, CacheMode.TWO_LEVEL]
@@ -298,12 +287,7 @@ def weigh_binaries(
 ) -> tuple[Choice | None, tuple[Finding, ...]]:
     """Compare mode binaries with the driver's cache: the choice, if binaries are faster, and the findings.
 
-    Args:
-        samples: Cold samples, among others.
-        uses: Warm samples of one pass each, preparing included.
-        cold: The choice for cold runs.
-        cached: The choice for warm runs, as measured in `uses`.
-        most: Number of workers at which cold samples are compared.
+    Cold by `samples` at `most` workers; warm by `uses`, samples of one pass each with preparing included.
     """
     empty = Contender(Start.COLD, CacheMode(cold.mode), most)
     at_cold, at_warm = (
@@ -390,42 +374,36 @@ class ProbeResult:
 
 def probe_findings(probe: ProbeResult) -> tuple[Finding, ...]:
     """The findings of the probes."""
+    unknown = f"not measured ({probe.problem})" if probe.problem else "not measured"
+
+    def finding(question: str, known: bool | None, yes: str, no: str) -> Finding:
+        answer = {None: "not measured", True: "yes", False: "no"}[known]
+        words = f"{question}: {unknown if known is None else yes if known else no}."
+        return Finding(question=question, answer=answer, words=words)
+
     sizes = f"{probe.sizes[0]:,} to {probe.sizes[-1]:,} bytes" if probe.sizes else ""
     sizes += f" over {len(probe.sizes)} rounds of loading, using and reading"
-    missed = f" This driver does not keep {probe.missed}." if probe.missed else ""
+    missed = f". This driver does not keep {probe.missed}" if probe.missed else ""
     merged = f"{probe.merged_hits} pipelines are found in merged worker caches"
-    warnings = f" Warnings of the merge: {'; '.join(probe.merge_warnings)}." if probe.merge_warnings else ""
-    unknown = f"not measured ({probe.problem})." if probe.problem else "not measured."
-    return tuple(
-        Finding(
-            question=question,
-            answer={None: "not measured", True: "yes", False: "no"}[known],
-            words=f"{question}: {unknown if known is None else yes if known else no}{more}",
-        )
-        for question, known, yes, no, more in (
-            (
-                "keeping",
-                probe.cache_keeps,
-                f"of {probe.set_pipelines} pipelines a new process finds {probe.shared_hits} in a saved "
-                "cache.",
-                f"the driver's cache keeps nothing: a new process finds none of {probe.set_pipelines} "
-                "pipelines in a saved cache. Warm runs were not measured.",
-                missed,
-            ),
-            (
-                "merging",
-                probe.merge_works,
-                f"merging works: {merged}.",
-                f"merging does not work: {merged}, and {probe.shared_hits} in one shared cache. Use the "
-                "shared cache: a merge loses pipelines, or they are compiled twice.",
-                warnings,
-            ),
-            (
-                "read-back growth",
-                probe.read_back_grows,
-                f"the cache grows with every round: {sizes}; do not save it when nothing is new.",
-                f"the cache does not grow without bound: {sizes}.",
-                "",
-            ),
-        )
+    warnings = f". Warnings of the merge: {'; '.join(probe.merge_warnings)}" if probe.merge_warnings else ""
+    of = f"of {probe.set_pipelines} pipelines a new process finds"
+    return (
+        finding(
+            "keeping",
+            probe.cache_keeps,
+            f"{of} {probe.shared_hits} in a saved cache{missed}",
+            f"the driver's cache keeps nothing: {of} none in a saved cache, so warm runs were not measured",
+        ),
+        finding(
+            "merging",
+            probe.merge_works,
+            f"{merged}{warnings}",
+            f"it loses pipelines: {merged}, and {probe.shared_hits} in one shared cache; use that{warnings}",
+        ),
+        finding(
+            "read-back growth",
+            probe.read_back_grows,
+            f"the cache grows with every round: {sizes}; do not save it when nothing is new",
+            f"the cache does not grow without bound: {sizes}",
+        ),
     )

@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 
 import msgspec
 
-from orchestrator.bench.rows import Environment, Sample, Turn
+from orchestrator.bench.rows import ENVIRONMENT_WORDS, Environment, Sample, Turn
 from orchestrator.children.parent import Child, Ended
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.modes import CacheMode
@@ -154,24 +154,17 @@ def run_in_process(job: Job) -> Answer:
     return answer
 
 
-_SAME: Final = {
-    "pipeline_cache_uuid": "pipeline cache UUID",
-    "driver_info": "version of the driver",
-    "cores": "number of processors",
-    "processor": "processor",
-    "python": "version of Python",
-    "orchestrator": "version of orchestrator",
-    "variables": "environment",
-    "layers": "list of active layers",
-}
-"""What of an `Environment` may not change between the runs of a benchmark, in words."""
+_MAY_DIFFER: Final = ("driver_name", "device_name", "driver_caches", "opened_as")
+"""What of an `Environment` may change between the runs of a benchmark, or follows from the rest."""
 
 
 def other_than(sample: Sample, found: Filled) -> str:
     """What a sample is of, in words, if not of the set, driver and machine that were found; else ""."""
     if sample.set_hash != found.set_hash:
         return f"another set ({sample.set_name}, hash {sample.set_hash}, not {found.set_hash})"
-    for name, words in _SAME.items():
+    for name, words in ENVIRONMENT_WORDS.items():
+        if name in _MAY_DIFFER:
+            continue
         was, now = getattr(sample.environment, name), getattr(found.environment, name)
         if was != now:
             return f"another {words} ({was}, not {now})"

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Final, Self
 
 import msgspec
 import numpy as np
@@ -184,6 +184,23 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     opened_as: tuple[str, ...] = ()  # The request that opened the device of each feature group, in words.
     variables: tuple[str, ...] = ()  # Variables that drivers or layers read, such as "RADV_DEBUG=nofmask".
     layers: tuple[str, ...] = ()  # Names of the active layers.
+
+
+ENVIRONMENT_WORDS: Final = {
+    "driver_name": "driver",
+    "driver_info": "version of the driver",
+    "device_name": "device",
+    "pipeline_cache_uuid": "pipeline cache UUID",
+    "driver_caches": "driver's caches",
+    "opened_as": "device opened as",
+    "variables": "environment",
+    "layers": "list of active layers",
+    "processor": "processor",
+    "cores": "number of processors",
+    "python": "version of Python",
+    "orchestrator": "version of orchestrator",
+}
+"""Fields of an `Environment` in words, of what changes the figures."""
 
 
 class SlowPipeline(msgspec.Struct, frozen=True):

@@ -31,7 +31,6 @@ MORE_ROUNDS = 3
 EQUAL_WITHIN = 1.05
 BUSY_SHARE = 0.1
 """Times decide nothing if threads waited for a processor for more than this share of the calls' time."""
-_DRAWS_AT_ONCE = 1 << 20
 
 Numbers = npt.NDArray[np.float64]
 _T = TypeVar("_T")
@@ -131,9 +130,8 @@ def _at(ordered: Numbers, place: float) -> float:
 
 
 def _resampled_medians(data: Numbers) -> Numbers:
-    random, rows = np.random.default_rng(data.view(np.uint32)), max(1, _DRAWS_AT_ONCE // data.size)
-    sizes = ((min(rows, RESAMPLES - done), data.size) for done in range(0, RESAMPLES, rows))
-    return np.concatenate([np.median(data[random.integers(0, data.size, size)], axis=1) for size in sizes])
+    draws = np.random.default_rng(data.view(np.uint32)).integers(0, data.size, (RESAMPLES, data.size))
+    return np.median(data[draws], axis=1).astype(np.float64)
 
 
 class Judgement(enum.StrEnum):

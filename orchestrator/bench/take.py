@@ -213,8 +213,8 @@ def fill(job: FillJob) -> Filled:
                 sums["hits"] += cold.cache_hits
                 sums["cold_wall_ns"] += cold.timing.wall_ns
                 sums["cold_driver_ns"] += cold.timing.driver_ns
-                if job.passes and _finds(device, image, data, cold.cache_hits):
-                    _measure_hits(job, device, image, data, hit_s)
+                if job.passes:
+                    _measure_hits(job, device, image, data, cold.cache_hits, hit_s)
             if not job.compiles:
                 break
         if not found:
@@ -237,17 +237,27 @@ def fill(job: FillJob) -> Filled:
 
 
 def _measure_hits(
-    job: FillJob, device: Device, image: CreateInfoImage, data: bytes, hit_s: dict[CacheMode, list[float]]
+    job: FillJob,
+    device: Device,
+    image: CreateInfoImage,
+    data: bytes,
+    hits_without: int,
+    hit_s: dict[CacheMode, list[float]],
 ) -> None:
-    """Add the time of a pass of hits with one worker and with all, for a shared and for private caches."""
+    """Add the time of a pass of hits with one worker and with all, for a shared and for private caches.
+
+    The first hit of an entry turns its data into code and takes several times as long as later hits. A long
+    run measures the later ones, unless one pass is long enough.
+    """
     for mode, times in hit_s.items():
         for place, workers in enumerate((1, job.workers)):
             settings = RunSettings(mode, workers, followers=Followers.SEPARATE)
-            # The first hit of an entry turns its data into code and takes several times as long as later
-            # hits. A long run measures the later ones, unless one pass is long enough.
             for passes in (1, job.passes):
                 many = repeat_pipelines(image, run_order(image, passes=passes))
-                seconds = _run(device, many, settings, data).report.timing.wall_ns / 1e9 / passes
+                report = _run(device, many, settings, data).report
+                if passes == 1 and device.features.creation_feedback and report.cache_hits <= hits_without:
+                    return
+                seconds = report.timing.wall_ns / 1e9 / passes
                 if seconds >= _LONG_PASS_S:
                     break
             times[place] += seconds
@@ -337,12 +347,6 @@ def settings_of(job: SampleJob) -> RunSettings:
     # Passes stand for a larger set, so repeated pipelines are not duplicates here.
     followers = Followers.SEPARATE if job.passes > 1 else Followers.CREATE
     return RunSettings(job.mode, job.workers, job.batch, followers, keep=True)
-
-
-def _finds(device: Device, image: CreateInfoImage, data: bytes, hits_without: int) -> bool:
-    if not device.features.creation_feedback:
-        return True
-    return _run(device, image, _ONE, data).report.cache_hits > hits_without
 
 
 def _run(

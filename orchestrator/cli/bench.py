@@ -37,8 +37,7 @@ from orchestrator.process import interrupted_by_signals
 
 if TYPE_CHECKING:
     from orchestrator.bench.contention import ContentionReport
-    from orchestrator.bench.matrix import Matrix
-    from orchestrator.bench.runner import BenchOutcome
+    from orchestrator.bench.runner import BenchOutcome, Matrix
 
 _T = TypeVar("_T")
 
@@ -89,8 +88,8 @@ class BenchArguments:
         Raises:
             UsageError: An option has an invalid value.
         """
-        from orchestrator.bench.matrix import Matrix
         from orchestrator.bench.rows import Start
+        from orchestrator.bench.runner import Matrix
         from orchestrator.devices.families import require_family
         from orchestrator.devices.modes import CacheMode
         from orchestrator.run.options import available_workers
@@ -208,9 +207,8 @@ def bench_verb(
 
 
 def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Path | None:
-    from orchestrator.bench.html_report import ReportError, html_report
+    from orchestrator.bench.reports import ReportError, csv_text, html_report, markdown_text
     from orchestrator.bench.runner import timelines_of
-    from orchestrator.bench.tables import csv_text, markdown_text
     from orchestrator.bench.trace import join_traces
     from orchestrator.stores.files.atomic_file import write_document
 

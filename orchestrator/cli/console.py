@@ -73,7 +73,7 @@ def write_table(console: Console, made: Table) -> None:
     console.width = PIPE_WIDTH
     for column in made.columns:
         longest = max((len(word) for each in column.cells for word in str(each).split()), default=0)
-        column.min_width = min(longest, _NAME_WIDTH)
+        column.min_width = max(column.min_width or 0, min(longest, _NAME_WIDTH))
     least = Measurement.get(console, console.options, made).minimum
     console.width = max(width, least)
     console.print(made, crop=False)

@@ -31,7 +31,7 @@ COLUMNS = (
 
 def statistics_csv(database: str, pipelines: Sequence[InspectedPipeline]) -> str:
     """The CSV, with a heading; pipelines without executables have no row."""
-    from orchestrator.bench.tables import spreadsheet_safe  # loaded where a table is asked for
+    from orchestrator.bench.reports import spreadsheet_safe  # loaded where a table is asked for
 
     names = list(
         dict.fromkeys(

@@ -41,7 +41,6 @@ from orchestrator.cli.documents import (
 )
 from orchestrator.cli.output import Output, Style, display, path_text, plural, seconds_text, styled, table
 from orchestrator.cli.progress_bar import MeasurementBar
-from orchestrator.run.options import BATCH_LIMIT
 from orchestrator.stores.profile_file import CalibrationProfile, Choice
 
 _COLUMNS = (
@@ -349,14 +348,13 @@ def show_calibration(
 
 
 def _show_figures(output: Output, profile: CalibrationProfile) -> None:
-    made = table("", "mode", "workers", "n", "one pass", "from", "to", "pipelines/s", numbers=range(2, 8))
-    made.padding = (0, 0, 0, 1)
+    heading = ("", "mode", "workers", "calls of", "n", "one pass", "from", "to", "pipelines/s")
+    made = table(*heading, numbers=range(2, len(heading)))
     for row in profile.figures:
-        calls = "" if row.batch == BATCH_LIMIT else f", calls of {row.batch}"
-        more = calls + (", whole use" if row.whole_use else "") + (" (control)" if row.control else "")
+        more = (", whole use" if row.whole_use else "") + (" (control)" if row.control else "")
         times = (f"{seconds * 1e3:,.2f} ms" for seconds in (row.seconds, row.low, row.high))
-        rate = f"{row.pipelines_per_s:,.0f}"
-        made.add_row(row.start, row.mode + more, str(row.workers), str(row.samples), *times, rate)
+        numbers = (row.workers, row.batch, row.samples)
+        made.add_row(row.start, row.mode + more, *map(str, numbers), *times, f"{row.pipelines_per_s:,.0f}")
     output.show(made)
     output.line("")
 

@@ -54,7 +54,7 @@ def test_one_device_is_compared_with_another_whatever_they_are_called() -> None:
     report = compare_samples(results(device="a"), results(device="b", environment=environment))
     (change,) = report.changes
     assert (change.before.device, change.after.device) == ("a", "b")
-    assert "driver's version: 1.0 -> 2.0" in report.differences
+    assert "version of the driver: 1.0 -> 2.0" in report.differences
     assert (
         len(compare_samples(results(device="a") + results(device="c"), results(device="a")).only_before) == 1
     )
@@ -69,7 +69,7 @@ def test_of_several_devices_only_those_that_are_chosen_are_compared_and_told() -
     assert (change.before.device, change.after.device) == ("a", "b")
     assert report.only_before == report.only_after == ()
     assert report.differences == (
-        "driver's version: old -> new",
+        "version of the driver: old -> new",
         "device opened as: Vulkan 1.2; Vulkan 1.3 -> Vulkan 1.4",
     )
     assert compare_samples(both, both).differences == ()

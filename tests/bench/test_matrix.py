@@ -8,8 +8,8 @@ import pytest
 from attrs import evolve
 
 from orchestrator.bench.jobs import SampleJob
-from orchestrator.bench.matrix import Matrix, eta_of, remaining
 from orchestrator.bench.rows import Row, Start
+from orchestrator.bench.runner import Matrix, eta_of, remaining
 from orchestrator.devices.modes import CacheMode
 from tests.bench.support import sample_of
 

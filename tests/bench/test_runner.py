@@ -24,7 +24,6 @@ from orchestrator.bench.jobs import (
     SampleJob,
     run_in_process,
 )
-from orchestrator.bench.matrix import Matrix
 from orchestrator.bench.rows import (
     Sample,
     Start,
@@ -33,7 +32,7 @@ from orchestrator.bench.rows import (
     failed_arms,
     read_rows,
 )
-from orchestrator.bench.runner import RESULTS, BenchProgress, run_bench, timelines_of
+from orchestrator.bench.runner import RESULTS, BenchProgress, Matrix, run_bench, timelines_of
 from orchestrator.bench.statistics import LEAST_PAIRS
 from orchestrator.bench.take import fill
 from orchestrator.devices.modes import CacheMode

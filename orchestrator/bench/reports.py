@@ -1,19 +1,23 @@
-"""The results of a benchmark as one HTML file: verdict, warnings, tables, plots, method and environment.
+"""The results of a benchmark as files: HTML with plots, CSV for spreadsheets, Markdown for a pull request.
 
-Guarantees: the file opens offline. It contains the plotting library, loads nothing, and its content security
-policy forbids loading. Text from archives, drivers and file names is escaped, in the page and in the plots,
-which parse HTML too. Cells with too few samples are marked; failed cells have a row. Assumes that plotly is
-installed (the extra `report`).
+Guarantees: the HTML file opens offline: it contains the plotting library (the extra `report`), and its
+policy forbids loading. Text from archives, drivers and file names is escaped, in plots too, which parse HTML;
+no cell of a spreadsheet is a formula. Cells with too few samples are marked; failed cells have a row.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from msgspec.structs import astuple
+
 from orchestrator.bench.contention import (
+    FIGURES,
     CellReport,
     Comparison,
     ContentionReport,
@@ -30,7 +34,7 @@ from orchestrator.bench.rows import (
     counted,
     device_text,
 )
-from orchestrator.bench.statistics import LEAST_PAIRS, Judgement
+from orchestrator.bench.statistics import LEAST_PAIRS, Estimate, Judgement, noise_factor
 from orchestrator.bench.trace import TraceEvent
 from orchestrator.errors import OrchestratorError
 
@@ -143,23 +147,21 @@ def figures_of(cells: Sequence[CellReport], timelines: Mapping[Cell, Sequence[Tr
     ]
 
 
-def _figure(data: Sequence[object], title: str, *, height: int = 400, **layout: object) -> Figure:
+def _figure(traces: Sequence[Mapping[str, object]], title: str, **layout: object) -> Figure:
     from plotly.graph_objects import Figure
 
-    figure = Figure(list(data))
-    figure.update_layout(template="none", colorway=_COLOURS, title=title, height=height, **layout)
+    figure = Figure(list(traces))
+    figure.update_layout(**{"template": "none", "colorway": _COLOURS, "title": title, "height": 400} | layout)
     return figure
 
 
 def _boxes(cells: Sequence[CellReport], title: str, value: Callable[[Sample], float]) -> Figure:
     """A dot for each sample beside a box, by mode and number of workers."""
-    from plotly.graph_objects import Box
-
     boxes = []
     for mode in sorted({each.cell.mode for each in cells}):
         samples = [sample for each in cells if each.cell.mode == mode for sample in each.samples]
-        x = [str(each.workers) for each in samples]
-        boxes.append(Box(x=x, y=[value(each) for each in samples], name=str(mode), boxpoints="all"))
+        x, y = [str(each.workers) for each in samples], [value(each) for each in samples]
+        boxes.append({"type": "box", "x": x, "y": y, "name": str(mode), "boxpoints": "all"})
     x_axis = {"title": "workers", "type": "category"}
     return _figure(boxes, title, boxmode="group", xaxis=x_axis, yaxis={"rangemode": "tozero"})
 
@@ -167,14 +169,13 @@ def _boxes(cells: Sequence[CellReport], title: str, value: Callable[[Sample], fl
 def _latencies(
     cells: Sequence[CellReport], what: str, value: Callable[[Sample], Latencies]
 ) -> Iterable[Figure]:
-    from plotly.graph_objects import Scatter
-
     lines = []
     for cell in cells:
         known = [value(each).quantiles_ns for each in cell.samples if value(each).count]
         if known:
             y = [median(of) / 1000 for of in zip(*known, strict=True)]
-            lines.append(Scatter(x=[f"{each:.0%}" for each in QUANTILES], y=y, name=str(cell.cell.mode)))
+            x = [f"{each:.0%}" for each in QUANTILES]
+            lines.append({"type": "scatter", "x": x, "y": y, "name": str(cell.cell.mode)})
     if lines:
         x_axis = {"title": "share of the pipelines that took at most this", "type": "category"}
         title = f"Driver time of pipelines that were {what}"
@@ -182,38 +183,34 @@ def _latencies(
 
 
 def _by_kind(cells: Sequence[CellReport], workers: str) -> Iterable[Figure]:
-    from plotly.graph_objects import Bar
-
     bars = []
     for cell in cells:
         kinds = sorted({kind for sample in cell.samples for kind in sample.kinds_ns})
         seconds = [median(each.kinds_ns.get(kind, 0) / 1e9 for each in cell.samples) for kind in kinds]
         if kinds:
             names = [escape(each.replace("_", " ")) for each in kinds]
-            bars.append(Bar(x=names, y=seconds, name=str(cell.cell.mode)))
+            bars.append({"type": "bar", "x": names, "y": seconds, "name": str(cell.cell.mode)})
     if bars:
         title = f"Driver time by kind of pipeline, {workers}"
         yield _figure(bars, title, yaxis={"title": "s, all workers"})
 
 
 def _timeline(cell: Cell, events: Sequence[TraceEvent]) -> Figure:
-    from plotly.graph_objects import Bar
-
     rows = {each.tid: escape(str(each.args.get("name"))) for each in events if each.name == "thread_name"}
     bars = []
     for category, name in _CATEGORIES.items():
         spans = [each for each in events if each.ph == "X" and each.cat == category]
         every = max(1, len(spans) // TIMELINE_CALLS)
-        shown = spans[::every]
         bars.append(
-            Bar(
-                base=[each.ts / 1000 for each in shown],
-                x=[each.dur / 1000 for each in shown],
-                y=[rows.get(each.tid, str(each.tid)) for each in shown],
-                orientation="h",
+            {
+                "type": "bar",
+                "orientation": "h",
+                "base": [each.ts / 1000 for each in spans[::every]],
+                "x": [each.dur / 1000 for each in spans[::every]],
+                "y": [rows.get(each.tid, str(each.tid)) for each in spans[::every]],
                 # What is left out looks like a worker that waits.
-                name=name if every == 1 else f"{name}, one of {every} shown",
-            )
+                "name": name if every == 1 else f"{name}, one of {every} shown",
+            }
         )
     title = f"Timeline of one sample: {cell.mode}, {counted(cell.workers, 'worker')}"
     y_axis = {"categoryorder": "array", "categoryarray": [*rows.values()][::-1]}
@@ -281,3 +278,79 @@ def _environment_table(samples: Sequence[Sample]) -> str:
     }
     heading = ("", *(device_text(each.device) for each in samples))
     return _table([[name, *map(text, samples)] for name, text in rows.items()], heading)
+
+
+# --- CSV and Markdown
+
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+_NAMES: Final = ("device", "start", "mode")
+_BRIEF: Final = (
+    *("device", "start", "workers", "mode", "n", "pipelines/s", "ratio"),
+    *("blocked", "no CPU", "merge", "memory"),
+)
+
+
+def csv_text(report: ContentionReport) -> str:
+    """The cells of a benchmark as CSV (RFC 4180) with a header row."""
+    heading = ["device", "start", "duplicates", "workers", "mode", "samples"]
+    heading += [f"{name}{end}" for name in (*FIGURES, "ratio") for end in ("", "_low", "_high")]
+    heading += ["judgement", "noise", "merge_s", "peak_memory_bytes"]
+    target = io.StringIO()
+    writer = csv.writer(target, lineterminator="\n")
+    writer.writerow(heading)
+    for group in report.comparisons:
+        for cell in report.cells_of(group):
+            found = group.throughput.get(cell.cell.mode)
+            row: list[object] = [*astuple(cell.cell), len(cell.samples)]
+            for name in FIGURES:
+                row += _interval(cell.figures[name])
+            row += [
+                *_interval(None if found is None else found.ratio),
+                "" if found is None else found.judgement,
+                "" if group.control is None else noise_factor(group.control),
+                cell.median(lambda each: each.merge_ns / 1e9),
+                cell.median(lambda each: each.peak_memory_bytes),
+            ]
+            writer.writerow([spreadsheet_safe(each) if isinstance(each, str) else each for each in row])
+    return target.getvalue()
+
+
+def markdown_text(report: ContentionReport) -> str:
+    """The advice, the verdicts and the cells of a benchmark as Markdown."""
+    lines = [*(f"**{_escaped(each)}**\n" for each in report.advice)]
+    lines += [f"- {_escaped(each)}" for each in report.verdicts]
+    lines += ["", _line(_BRIEF), _line(":--" if each in _NAMES else "--:" for each in _BRIEF)]
+    for group in report.comparisons:
+        for cell in report.cells_of(group):
+            texts, key = cell_texts(cell, group), cell.cell
+            copies = f" ({key.duplicates:.0%} duplicates)" if key.duplicates else ""
+            texts |= {"device": _escaped(device_text(key.device)), "start": key.start + copies}
+            lines.append(_line(texts[each] for each in _BRIEF))
+    legend = "Ratio: throughput over the baseline's, 95 % interval; ≈ equal within 5 %, ? undecided."
+    lines += ["", legend, ""]
+    lines += [f"- failed: {_escaped(each.words)}" for each in report.failed]
+    lines += [f"- note: {_escaped(each)}" for each in report.warnings]
+    lines += [f"- {_escaped(each.place)}" for each in report.sample_of_devices]
+    return "\n".join(lines) + "\n"
+
+
+def _interval(estimate: Estimate | None) -> tuple[object, ...]:
+    return ("", "", "") if estimate is None else (estimate.median, estimate.low, estimate.high)
+
+
+def spreadsheet_safe(text: str) -> str:
+    """Text that no spreadsheet takes for a formula: an apostrophe precedes what begins like one.
+
+    Names come from archives and drivers, and a spreadsheet would run a cell `=cmd|...`.
+    """
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _escaped(text: str) -> str:
+    for sign in "\\`*_[]<>|":
+        text = text.replace(sign, f"\\{sign}")
+    return " ".join(text.split())
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
