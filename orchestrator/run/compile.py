@@ -658,7 +658,6 @@ async def compile_set(
         NoDeviceError: Nothing answers to the selector.
         DriverError: The driver refused a device or an empty cache.
         SaveError: With `save_needed`: nothing can be saved.
-        StoreError: Likewise, in mode BINARIES.
         trio.Cancelled: The surrounding scope was cancelled; what was compiled has been saved.
     """
 

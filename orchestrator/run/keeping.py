@@ -32,7 +32,7 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.modes import CacheMode
-from orchestrator.errors import DriverError, OrchestratorError, shell_text
+from orchestrator.errors import DriverError, shell_text
 from orchestrator.run.binaries import VULKAN_1_1, HeldPipelines, binary_device
 from orchestrator.run.caches import BOOKKEEPING_BYTES, CacheMerge, MergedHook
 from orchestrator.run.first_error import first_error
@@ -542,7 +542,7 @@ class GroupCache:
     held: Mask | None = field(default=None, repr=False)
     was_there: bool = False  # Whether it did so before this compile saved anything.
     keeper: CacheKeeper | None = None  # Saves it; None where no cache file is kept.
-    problem: OrchestratorError | None = None  # Why nothing can be saved.
+    problem: SaveError | None = None  # Why nothing can be saved.
     _reported: int = field(default=0, init=False)
 
     def keeping(self, stop: trio.Event | None) -> AbstractAsyncContextManager[None]:
@@ -733,7 +733,9 @@ class CompileCache:
                 self.file = CacheFileRecord(path=path, error=str(error))
                 self._notes.append(f"binaries are neither looked up nor kept: {error}")
                 held = HeldPipelines.of(device, captures=False)
-                return GroupCache(held, CacheMode.BINARIES, problem=error)
+                cause = error.__cause__
+                problem = cause if isinstance(cause, SaveError) else SaveError(path, "opening", str(error))
+                return GroupCache(held, CacheMode.BINARIES, problem=problem)
             if self._store.set_aside:
                 self._notes.append(f"the store of binaries was not used: {self._store.set_aside}")
             if self._store.read_only:
