@@ -15,11 +15,12 @@ import gc
 import locale
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import IO, Final, NoReturn, cast
 
 _OBJECTS_BETWEEN_COLLECTIONS: Final = 250_000
 _START_FIELD: Final = (
@@ -34,7 +35,8 @@ _KEPT: Final = ((-1, 256 << 20), (-2, 4 << 20), (-3, 32 << 20))
 memory, by how much that grows, and from what size on a block comes from the system; bytes."""
 
 
-_groups: set[int] = set()  # process groups that children of this process lead
+_leaders: dict[int, subprocess.Popen[bytes]] = {}  # children that lead a process group, by its number
+_GRACE_S: Final = 1.0
 
 
 class StageClock:
@@ -151,9 +153,22 @@ def leave_signals_to_parent() -> None:
     let_through()
 
 
-def started_group(process_id: int) -> None:
+def started_group(child: subprocess.Popen[bytes]) -> None:
     """A child leads a process group of its own: until `kill_group` it stops and goes on with this process."""
-    _groups.add(process_id)
+    _leaders[child.pid] = child
+
+
+def end_children() -> None:
+    """End all children, for the end of this process: by closing their pipes, or else by killing them."""
+    for child in _leaders.values():
+        with contextlib.suppress(OSError):
+            cast("IO[bytes]", child.stdin).close()
+    until = time.monotonic() + _GRACE_S
+    for group, child in list(_leaders.items()):
+        while child.poll() is None and time.monotonic() < until:
+            time.sleep(0.002)
+        if child.returncode is None:
+            kill_group(group)
 
 
 @contextlib.contextmanager
@@ -177,7 +192,7 @@ def stopped_with_children() -> Iterator[None]:
 
 
 def _signal_groups(number: signal.Signals) -> None:
-    for each in list(_groups):
+    for each in list(_leaders):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(each, number)
 
@@ -230,7 +245,7 @@ def die_with(parent_id: int) -> None:
 
 def kill_group(process_id: int) -> None:
     """Kill a child that leads a process group, with all that it started. Call it before it is reaped."""
-    _groups.discard(process_id)
+    _leaders.pop(process_id, None)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process_id, signal.SIGKILL)
 

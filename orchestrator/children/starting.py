@@ -62,7 +62,7 @@ def start_service(
                 pipe.close()
         process.wait()  # it ends when its pipe is closed
         raise ChildrenRefusedError(str(error)) from error
-    started_group(process.pid)
+    started_group(process)
     return process
 
 

@@ -39,6 +39,7 @@ from orchestrator.cli.values import (
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.process import (
     StageClock,
+    end_children,
     end_process,
     ending_signals,
     first_signal_waits,
@@ -102,8 +103,9 @@ class _Call:
         return trio.run(_until_signal, job, view, self)
 
     def end_at_once(self, view: CompileView) -> NoReturn:
-        """End this process without waiting for the driver; children end with it, and blame nothing."""
+        """End this process and its children without waiting for the driver; they blame nothing."""
         view.close()
+        end_children()
         message = "ended at once by a second signal; what was saved before it is kept"
         failure = Failure("interrupted", message, "run it again to continue", ExitCode.INTERRUPTED)
         code = report_failure(failure, json=self.output.json)

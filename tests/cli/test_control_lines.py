@@ -193,7 +193,8 @@ def program(path: Path, folder: Path, *more: str) -> Iterator[Program]:
     ends = ("--progress", f"jsonl:{theirs}", "--control", str(own))
     arguments: tuple[str | Path, ...] = ("compile", path, "-d", "simulated", "--cache-dir", folder, *ends)
     command_line = (sys.executable, "-m", "orchestrator", *arguments, "--quiet", *more)
-    process = subprocess.Popen(command_line, pass_fds=(theirs, own), cwd=REPOSITORY)
+    # A group that a shell could continue: else Ctrl-Z does not stop it.
+    process = subprocess.Popen(command_line, pass_fds=(theirs, own), cwd=REPOSITORY, process_group=0)
     os.close(theirs)
     os.close(own)
     with process, os.fdopen(events) as lines, os.fdopen(control, "wb", 0):
