@@ -39,8 +39,9 @@ from tests.drivers import REPOSITORY, driver_environment, find_manifest, is_driv
 
 ENTRY_VARIABLE = "ORCHESTRATOR_TEST_ENTRY"
 REPORTS_VARIABLE = "ORCHESTRATOR_TEST_REPORTS"
+_FOLDER = Path(__file__).resolve().parent.parts
 
-LONGEST = ("cli", "run", "radv:navi21", "tests", "supervise", "faults", "bench", "stores", "sets")
+LONGEST = ("cli", "run", "radv:navi21", "tests", "stores", "supervise", "bench", "sets")
 """The entries that begin first, so that the last ones to run are short."""
 
 
@@ -196,7 +197,10 @@ def entry_of(item: pytest.Item) -> str:
         # Without the driver the test runs with its folder, where its fixture says what is missing.
         if isinstance(each, str) and _is_here(each):
             return each
-    return item.path.parent.name
+    # Of tests in this folder, the name of the folder in it, whatever is below that.
+    parts = item.path.parent.parts
+    below = parts[len(_FOLDER) :] if parts[: len(_FOLDER)] == _FOLDER else ()
+    return below[0] if below else parts[-1]
 
 
 @cache
