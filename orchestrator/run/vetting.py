@@ -149,7 +149,7 @@ def _module_notes(
             then = compiled if verdict is SpirvVerdict.INVALID else ""
             listed = "; ".join([*shown, *more])
             notes.append(f"spirv-val {said} {len(found)} of {len(judged)} modules{then}: {listed}")
-    return notes
+    return notes or [f"spirv-val refuses none of {len(judged)} modules"]
 
 
 async def _isolate(

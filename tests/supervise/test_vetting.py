@@ -68,6 +68,16 @@ async def test_warn_compiles_all_the_same(archive: Path) -> None:
     assert any("no answer for 1 of" in each for each in report.notes)
 
 
+async def test_nothing_to_refuse_is_said(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    valid = SpirvJudgement(SpirvVerdict.VALID)
+    monkeypatch.setattr(
+        validation, "validate_modules", lambda modules, *_, **__: {at: valid for at, _ in modules}
+    )
+    monkeypatch.setattr(validation, "find_spirv_val", lambda: "spirv-val")
+    report = await compiled(archive, None, Opener(), spirv_val=ModulePolicy.WARN)
+    assert any(each.startswith("spirv-val refuses none of ") for each in report.notes)
+
+
 @pytest.mark.usefixtures("refuses_first")
 async def test_skip_leaves_out_the_pipelines_of_refused_modules(archive: Path) -> None:
     expected = uses_of_first(archive)

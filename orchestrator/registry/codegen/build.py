@@ -16,7 +16,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from orchestrator.registry.codegen import layout
-from orchestrator.registry.codegen.roots import ENUM_ROOTS, STRUCT_ROOTS
 from orchestrator.registry.expressions import all_of, any_of, normal_form
 from orchestrator.registry.tables import (
     Enable,
@@ -33,6 +32,37 @@ from orchestrator.registry.tables import (
 Requirements = Mapping[str, str | None]
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
+
+# The structures that the package gives to a driver or reads, where the walk through the registry begins: the
+# structures of their members, and those that may extend them, follow.
+_STRUCT_ROOTS = (
+    # objects that pipelines refer to
+    "VkSamplerCreateInfo", "VkSamplerYcbcrConversionCreateInfo", "VkDescriptorSetLayoutCreateInfo",
+    "VkPipelineLayoutCreateInfo", "VkRenderPassCreateInfo", "VkRenderPassCreateInfo2",
+    "VkShaderModuleCreateInfo",
+    # pipelines
+    "VkGraphicsPipelineCreateInfo", "VkComputePipelineCreateInfo", "VkRayTracingPipelineCreateInfoKHR",
+    "VkPipelineCreationFeedback", "VkPipelineCreationFeedbackCreateInfo",
+    "VkPipelineShaderStageModuleIdentifierCreateInfoEXT", "VkShaderModuleIdentifierEXT",
+    # caches and binaries
+    "VkPipelineCacheCreateInfo", "VkPipelineCacheHeaderVersionOne", "VkPipelineCreateInfoKHR",
+    "VkPipelineBinaryCreateInfoKHR", "VkPipelineBinaryDataInfoKHR", "VkPipelineBinaryDataKHR",
+    "VkPipelineBinaryHandlesInfoKHR", "VkPipelineBinaryInfoKHR", "VkPipelineBinaryKeyKHR",
+    "VkPipelineBinaryKeysAndDataKHR", "VkReleaseCapturedPipelineDataInfoKHR",
+    # what a driver tells about a pipeline
+    "VkPipelineInfoKHR", "VkPipelineExecutablePropertiesKHR", "VkPipelineExecutableInfoKHR",
+    "VkPipelineExecutableStatisticKHR", "VkPipelineExecutableInternalRepresentationKHR",
+    # instances and devices
+    "VkApplicationInfo", "VkInstanceCreateInfo", "VkExtensionProperties", "VkLayerProperties",
+    "VkDeviceCreateInfo", "VkDeviceQueueCreateInfo", "VkQueueFamilyProperties", "VkQueueFamilyProperties2",
+    "VkPhysicalDeviceFeatures", "VkPhysicalDeviceFeatures2", "VkPhysicalDeviceProperties",
+    "VkPhysicalDeviceProperties2", "VkPhysicalDeviceMemoryProperties", "VkFormatProperties",
+    "VkFormatProperties2", "VkFormatProperties3", "VkAllocationCallbacks",
+    # what every chained structure begins with
+    "VkBaseInStructure", "VkBaseOutStructure",
+)  # fmt: skip
+# Enums that are included even if no member has their type.
+_ENUM_ROOTS = ("VkResult", "VkStructureType", "VkFormat", "VkDynamicState", "VkSystemAllocationScope")
 
 # Capabilities that vk.xml omits, by the SPIR-V extension that enables them in the SPIR-V grammar.
 _OMITTED = {"Groups": "SPV_AMD_shader_ballot"}
@@ -115,7 +145,7 @@ class _Builder:
 
     def _reached(self) -> set[str]:
         reached: set[str] = set()
-        waiting = [self._name(name) for name in STRUCT_ROOTS]
+        waiting = [self._name(name) for name in _STRUCT_ROOTS]
         for name in waiting:
             if name not in self._vk.structs or self._is_foreign(name):
                 raise RegistryError(f"root {name}: not in the registry, or it needs foreign headers")
@@ -248,7 +278,7 @@ class _Builder:
 
     def _enums(self, structs: Iterable[Struct]) -> dict[str, EnumType]:
         used = {member.type for each in structs for member in each.members}
-        used |= set(ENUM_ROOTS)
+        used |= set(_ENUM_ROOTS)
         result: dict[str, EnumType] = {}
         for name, enum in self._vk.enums.items():
             if name in used:

@@ -166,7 +166,7 @@ class StructPacker:
             for name in sorted(counts):
                 self._steps.append(_count_step(struct, name))
         self._format, self._attributes = self._compile()
-        self._values = _taking(self._attributes)
+        self._values = taking(self._attributes)
         self._head = () if struct.s_type is None else (struct.s_type,)
 
     def pack(self, value: Any, heap: Heap) -> Piece:
@@ -221,7 +221,8 @@ class StructPacker:
             self._scalars.append((member.offset, _unsigned(member), member.name))
 
 
-def _taking(paths: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+def taking(paths: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """A function that gives the attributes of a value that some paths name, such as "size.width"."""
     several = [operator.attrgetter(each) for each in paths]
     if len(several) > 1:  # of one, `attrgetter` gives that and no tuple
         return operator.attrgetter(*paths)

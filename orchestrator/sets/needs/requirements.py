@@ -15,15 +15,15 @@ the device could enable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any, Final
 
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.registry import registry
 from orchestrator.registry.tables import EnumType, Member, Struct
 from orchestrator.sets.image.built import Needs
+from orchestrator.sets.image.create_infos import taking
 from orchestrator.sets.image.documents import BARE_ARRAYS, SHARED_STATES, WORD_ARRAYS
 from orchestrator.sets.needs.context import (
     CONTEXTS,
@@ -190,14 +190,12 @@ class _Plan:
             if (known := _Member(answers, struct, member)) or member.name == self._switch:
                 (self.arrays if member.pointer or member.array else scalars).append((member.name, known))
         self._members = scalars
-        self._values = _tuple_getter([each for each, _ in scalars])
+        self._values = taking([each for each, _ in scalars])
         self._answers: dict[Hashable, tuple[Missing, ...]] = {}
-        self.child_values = _tuple_getter(self.children)
+        self.child_values = taking(self.children)
 
     def of(self, value: Any) -> tuple[Missing, ...]:
         """What is missing for a value, but for its arrays, its children and its context."""
-        if self._values is None:
-            return self.missing
         key = self._values(value)
         found = self._answers.get(key)
         if found is None:
@@ -230,15 +228,6 @@ def _enum(member: Member) -> EnumType | None:
     if member.category not in ("enum", "flags") or member.type in _TYPES_NOT_CHECKED:
         return None
     return registry().enums.get(member.type)
-
-
-def _tuple_getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]] | None:
-    if not names:
-        return None
-    if len(names) == 1:
-        name = names[0]
-        return lambda value: (getattr(value, name),)
-    return attrgetter(*names)
 
 
 @lru_cache(maxsize=1024)
@@ -338,8 +327,6 @@ class RequirementChecker:
         return missing or self._below(plan, value, dynamic)
 
     def _below(self, plan: _Plan, value: Any, dynamic: DynamicStates) -> str | None:
-        if plan.child_values is None:
-            return None
         graphics = plan.name == _GRAPHICS
         ignored = _ignored(value, dynamic) if graphics else frozenset()
         if plan.name == _DEPTH_STENCIL and not (

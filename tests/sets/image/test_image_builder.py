@@ -64,7 +64,9 @@ class Records(MemoryRecords):
 
 
 def reasons(built: BuiltImage) -> dict[int, tuple[bool, str]]:
-    return {each.job.key: (each.unsupported, each.reason) for each in built.problems}
+    """What is wrong with each pipeline, without whose fault it is."""
+    invalid = "invalid as recorded, by a fault of the application or the recorder: "
+    return {each.job.key: (each.unsupported, each.reason.removeprefix(invalid)) for each in built.problems}
 
 
 def test_everything_a_pipeline_refers_to_is_in_the_image() -> None:
