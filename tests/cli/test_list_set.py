@@ -72,9 +72,10 @@ def test_a_name_of_any_length_is_cut_for_people(call: Call, small_set: Path, tmp
     assert call("list", named, "--json").document["applications"][-1]["name"] == name
     caches = tmp_path / "caches"
     compiled = call("compile", named, "--device", "simulated", "--in-process", "--cache-dir", caches)
-    for each in (call("list", named), compiled, call("inspect", *caches.glob("*.pipeline-cache"))):
+    for each in (call("list", named), call("inspect", *caches.glob("*.pipeline-cache"))):
         assert "x" * 50 in each.out
         assert "x" * 100 not in each.out
+    assert "x" * 100 not in compiled.out
 
 
 def test_damage_is_shown_with_offset_and_reason(call: Call, damaged_set: tuple[Path, int]) -> None:
