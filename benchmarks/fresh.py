@@ -39,7 +39,7 @@ from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions, available_workers
 from orchestrator.run.records import RunReport
 from orchestrator.sets.authoring.manifest import pack_manifest
-from orchestrator.sets.pipeline_set import open_paths
+from orchestrator.sets.opening import open_paths
 from orchestrator.sets.prepare import opened_groups
 from orchestrator.sets.sample import sample_path
 from orchestrator.version import VERSION

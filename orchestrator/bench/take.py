@@ -73,7 +73,7 @@ from orchestrator.run.options import (
 from orchestrator.run.records import OutcomeStatus, RunReport, plain_text, status_code
 from orchestrator.schedule.options import Followers
 from orchestrator.sets.image.rearranged import repeat_pipelines
-from orchestrator.sets.pipeline_set import open_paths
+from orchestrator.sets.opening import open_paths
 from orchestrator.sets.prepare import DeviceOpener, opened_groups
 from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file, save_cache_file

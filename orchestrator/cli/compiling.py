@@ -82,7 +82,7 @@ class _Call:
 
     def begins(self, targets: Sequence[str], subset: Subset) -> int:
         """Tell a program beside this one what will be compiled; returns the pipelines of each target."""
-        from orchestrator.sets.pipeline_set import open_paths
+        from orchestrator.sets.opening import open_paths
 
         with open_paths(self.paths) as source:
             jobs = [subset.of(each.pipelines) for each in subset.groups_of(source)]
@@ -301,7 +301,7 @@ def _one_report(
             }
             if server is None:
                 from orchestrator.run.compile import compile_set
-                from orchestrator.sets.pipeline_set import open_paths
+                from orchestrator.sets.opening import open_paths
                 from orchestrator.supervise.trial import try_pipelines
 
                 stop = evolve(stop, try_pipelines=try_pipelines)

@@ -272,7 +272,7 @@ def opened_device(selector: str) -> Iterator[Device]:
 
 def open_set(names: Sequence[str]) -> PipelineSet:
     """Open a set, which the caller closes: archives, or one manifest; ``sample`` is ours."""
-    from orchestrator.sets.pipeline_set import open_paths
+    from orchestrator.sets.opening import open_paths
 
     return open_paths(archive_paths(names))
 

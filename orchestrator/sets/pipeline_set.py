@@ -10,7 +10,6 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from orchestrator.devices.identified import SpirvProvider
@@ -328,17 +327,3 @@ class PipelineSet(Closing):
 
 def _misnamed(actual: int | None) -> str:
     return f"code and flags have the hash {actual or 0:016x}: not the module that was recorded"
-
-
-def open_paths(paths: Sequence[str], *, indexed: bool = True) -> PipelineSet:
-    """Open a set by its paths: archives, or one manifest. The caller closes it.
-
-    Raises:
-        ArchiveError: An archive cannot be read as a whole.
-        ManifestError: The manifest cannot be understood.
-    """
-    if len(paths) == 1 and Path(paths[0]).suffix.lower() == ".toml":
-        from orchestrator.sets.authoring.manifest import load_manifest  # most sets are archives
-
-        return PipelineSet.from_records(load_manifest(Path(paths[0])).records)
-    return PipelineSet.open(paths, indexed=indexed)

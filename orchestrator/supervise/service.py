@@ -28,7 +28,8 @@ from orchestrator.process import die_with
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.options import CompileOptions
 from orchestrator.sets.image.builder import build_image
-from orchestrator.sets.pipeline_set import PipelineSet, open_paths
+from orchestrator.sets.opening import open_paths
+from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.recovery import forgive_loads
 from orchestrator.supervise.in_flight import InFlightTable

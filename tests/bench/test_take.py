@@ -25,7 +25,7 @@ from orchestrator.run.records import OutcomeStatus
 from orchestrator.schedule.options import Followers, ScheduleOptions
 from orchestrator.schedule.scheduler import Scheduler
 from orchestrator.sets.archive.reader import Archive
-from orchestrator.sets.pipeline_set import open_paths
+from orchestrator.sets.opening import open_paths
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits
