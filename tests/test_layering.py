@@ -42,7 +42,15 @@ LIBRARIES = {
     "cffi": ("orchestrator.devices.vulkan",),
     "_cffi_backend": ("orchestrator.devices.vulkan",),
     # A sample's process starts a run.
-    "trio": ("orchestrator.run", "orchestrator.supervise", "orchestrator.bench", "orchestrator.cli"),
+    "trio": (
+        "orchestrator.run",
+        "orchestrator.supervise",
+        "orchestrator.cluster",
+        "orchestrator.bench",
+        "orchestrator.cli",
+    ),
+    "dask": ("orchestrator.cluster",),
+    "distributed": ("orchestrator.cluster",),
     "xxhash": ("orchestrator.stores.files.atomic_file",),
     "rich": ("orchestrator.cli",),
     "plotly": ("orchestrator.bench.reports",),

@@ -59,6 +59,7 @@ VERBS = {
     "devices": "devices:devices_verb",
     "list": "list_set:list_verb",
     "compile": "compile:compile_verb",
+    "worker": "worker:worker_verb",
     "bench": "bench:bench_verb",
     "compare": "compare:compare_verb",
     "calibrate": "calibrate:calibrate_verb",

@@ -81,6 +81,8 @@ class CompileArguments:
         out: Make a pack: a directory with a manifest and the cache files of all targets (in mode `binaries`,
             their pipeline binaries). The files are built there unless `--cache-dir` is given, so the same
             command continues.
+        cluster: Compile on the machines of a Dask cluster: the scheduler's address, such as
+            `tls://build1:8786`, or `local:N` for N worker processes here. `orchestrator worker` starts one.
         progress: `jsonl`: write the progress to descriptor 3, one JSON object per line. `jsonl:FD`: write to
             another descriptor. For programs.
         control: Read commands from this descriptor, one JSON object per line: promote or cancel pipelines,
@@ -127,6 +129,7 @@ class CompileArguments:
     allow_damaged: Flag = False
     out: Annotated[Path | None, Parameter(alias="-o", show_default=lambda _: "none")] = None
     key: KeyFile = None
+    cluster: Annotated[str, Parameter(show_default=lambda _: "this machine alone")] = ""
     progress: Annotated[str, Parameter(show_default=lambda _: "none")] = ""
     control: Annotated[int | None, Parameter(show_default=lambda _: "none", validator=in_range(0))] = None
     nice: Annotated[int, Parameter(validator=in_range(0, 19))] = 0

@@ -13,15 +13,15 @@ import math
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
 from attrs import evolve, frozen
 
-from orchestrator.cli.errors import ExitCode, Failure, UsageError, explain
+from orchestrator.cli.errors import CLUSTER_EXTRA, ExitCode, Failure, UsageError, explain
 from orchestrator.cli.errors import report as report_failure
 from orchestrator.cli.output import Output, OutputError, display, path_text, plural, write_document
 from orchestrator.cli.values import (
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from orchestrator.run.records import CompileReport
     from orchestrator.run.steering import Steering
     from orchestrator.stores.pack import PackManifest
-    from orchestrator.supervise.targets import TargetResult
+    from orchestrator.supervise.targets import TargetCompiler, TargetResult
 
 _T = TypeVar("_T")
 
@@ -159,6 +159,22 @@ def _check(given: CompileArguments, *, several: bool) -> None:
             leave,
         ),
         (limited and given.memory, "--memory is for a child process", leave),
+        (bool(given.cluster) and not given.out, "--cluster: a pack is made", "name its directory with --out"),
+        (
+            bool(given.cluster) and given.mode == "binaries",
+            "--cluster: pipeline binaries of several machines are not joined",
+            "compile each shard with `--shard K/N`, and put the packs together with `orchestrator merge`",
+        ),
+        (
+            bool(given.cluster) and bool(given.shard),
+            "--cluster and --shard: the cluster divides the set itself",
+            "leave --shard out",
+        ),
+        (
+            bool(given.cluster) and given.control is not None,
+            "--control: commands do not reach a cluster",
+            "leave it out",
+        ),
         (not given.out and given.key, "--key signs packs", "name the pack's directory with --out"),
         (given.out and given.mode == "none", "--out: mode none keeps nothing that a pack could hold", ""),
         (
@@ -396,15 +412,17 @@ def _compile_targets(call: _Call) -> ExitCode:
                 view = CompileView(shown, call.events, len(targets))
 
                 async def job(steering: Steering) -> list[TargetResult]:
-                    return await compile_targets(
-                        call.paths,
-                        options,
-                        expected=Expected(pipelines) if pack is None else pack.expected(pipelines),
-                        cache_directory=directory,
-                        listener=view,
-                        stop=steering,
-                        keep=None if pack is None else pack.take,
-                    )
+                    async with _compiler(arguments, len(targets)) as compiler:
+                        return await compile_targets(
+                            call.paths,
+                            options,
+                            expected=Expected(pipelines) if pack is None else pack.expected(pipelines),
+                            cache_directory=directory,
+                            listener=view,
+                            stop=steering,
+                            keep=None if pack is None else pack.take,
+                            compiler=compiler,
+                        )
 
                 results = call.run(job, view)
             if pack is not None:
@@ -419,6 +437,24 @@ def _compile_targets(call: _Call) -> ExitCode:
     if unwritten is not None:
         raise unwritten
     return _targets_exit_code(results, allow_damaged=arguments.allow_damaged)
+
+
+@asynccontextmanager
+async def _compiler(arguments: CompileArguments, targets: int) -> AsyncIterator[TargetCompiler]:
+    from orchestrator.supervise.targets import IN_TURN, TargetCompiler
+
+    if not arguments.cluster:
+        yield IN_TURN
+        return
+    try:
+        from orchestrator.cluster.compile import cluster_compiler
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--cluster: {error.name} is not installed", CLUSTER_EXTRA) from None
+    assert arguments.out is not None  # noqa: S101 - checked before
+    folder = arguments.out.absolute().with_name(f".{arguments.out.name}.cluster")
+    workers = _worker_count(arguments.workers)
+    async with cluster_compiler(arguments.cluster, folder, workers) as compiler:
+        yield TargetCompiler(compiler.compile, targets)
 
 
 def _show_targets(

@@ -10,12 +10,12 @@ from msgspec import UNSET
 from rich.text import Text
 
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag
-from orchestrator.cli.errors import ExitCode
+from orchestrator.cli.errors import CLUSTER_EXTRA, ExitCode, UsageError
 from orchestrator.cli.output import Output, driver_text, styled, table, version_text
 from orchestrator.cli.values import show_words
 
 if TYPE_CHECKING:
-    from orchestrator.cli.documents import DevicesDocument, FamiliesDocument
+    from orchestrator.cli.documents import DevicesDocument, FamiliesDocument, ListedDevice
     from orchestrator.devices.device import DeviceIdentity
     from orchestrator.devices.families import Family
     from orchestrator.devices.listing import DeviceEntry, Listing
@@ -35,6 +35,13 @@ def devices_verb(
     device: Annotated[
         str, DEVICE, Parameter(help=DEVICE_HELP, show_default=lambda _: "all that the loader finds")
     ] = "",
+    cluster: Annotated[
+        str,
+        Parameter(
+            help="Show who of a Dask cluster has what: the scheduler's address.",
+            show_default=lambda _: "this machine",
+        ),
+    ] = "",
     json: JsonFlag = False,
 ) -> int:
     """Show the devices: names, identity and features.
@@ -44,11 +51,14 @@ def devices_verb(
         orchestrator devices
         orchestrator devices --device radv:navi31
         orchestrator devices --device 'radv:*'
+        orchestrator devices --cluster tls://build1:8786 --device radv:navi31
         orchestrator devices --json
     """
     from orchestrator.devices.families import is_pattern
 
     output = Output(json=json)
+    if cluster:
+        return _show_cluster(output, cluster, device)
     if is_pattern(device):
         return _show_families(output, device)
     from orchestrator.devices.listing import Listing, list_all, list_one
@@ -67,6 +77,37 @@ def devices_verb(
         return ExitCode.NO_DEVICE
     _hints(output)
     return ExitCode.OK
+
+
+def _show_cluster(output: Output, address: str, selector: str) -> int:
+    try:
+        from orchestrator.cluster.machines import machines_of
+    except ModuleNotFoundError as error:
+        raise UsageError(f"--cluster: {error.name} is not installed", CLUSTER_EXTRA) from None
+    from orchestrator.cli.documents import ClusterDevicesDocument, MachineRecord
+
+    machines = machines_of(address, selector)
+    output.document(
+        lambda: ClusterDevicesDocument(
+            machines=tuple(
+                MachineRecord(
+                    machine=each.machine, problem=each.problem or None, devices=_listed(each.devices)
+                )
+                for each in machines
+            )
+        )
+    )
+    made = table("machine", "select with", "device", "driver")
+    for each in machines:
+        if each.problem:
+            made.add_row(styled(each.machine), "", styled(each.problem, "bad"), "")
+        for entry in each.devices:
+            name, driver = entry.identity.device_name, driver_text(entry.identity)
+            made.add_row(styled(each.machine), styled(entry.selector), styled(name), styled(driver))
+    output.show(made)
+    if not machines:
+        output.problem(styled(f"{address} has no workers; `orchestrator worker ADDRESS` starts one", "bad"))
+    return ExitCode.OK if any(each.devices for each in machines) else ExitCode.NO_DEVICE
 
 
 def without_dead(listing: Listing) -> str:
@@ -93,21 +134,27 @@ def _show_families(output: Output, pattern: str) -> int:
 
 def _document(listing: Listing) -> DevicesDocument:
 
-    from orchestrator.cli.documents import DevicesDocument, ListedDevice
+    from orchestrator.cli.documents import DevicesDocument
 
     return DevicesDocument(
-        devices=tuple(
-            ListedDevice.of(
-                each.identity,
-                index=index,
-                selector=each.selector,
-                problem=each.problem or None,
-                features=each.features or UNSET,
-            )
-            for index, each in enumerate(listing.devices)
-        ),
+        devices=_listed(listing.devices),
         dead_drivers=listing.dead,
         driver_files=listing.driver_files,
+    )
+
+
+def _listed(devices: Sequence[DeviceEntry]) -> tuple[ListedDevice, ...]:
+    from orchestrator.cli.documents import ListedDevice
+
+    return tuple(
+        ListedDevice.of(
+            each.identity,
+            index=index,
+            selector=each.selector,
+            problem=each.problem or None,
+            features=each.features or UNSET,
+        )
+        for index, each in enumerate(devices)
     )
 
 

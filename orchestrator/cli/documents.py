@@ -72,6 +72,20 @@ class FamiliesDocument(Document, frozen=True, kw_only=True):
     families: tuple[FamilyRecord, ...]  # The families that match the pattern.
 
 
+class MachineRecord(Record, frozen=True, kw_only=True):
+    """A worker of a cluster."""
+
+    machine: str  # Its host name and address.
+    problem: str | None  # Why it has no device, or null.
+    devices: tuple[ListedDevice, ...]  # Its devices, without their features.
+
+
+class ClusterDevicesDocument(Document, frozen=True, kw_only=True):
+    """`devices --cluster ADDRESS --json`."""
+
+    machines: tuple[MachineRecord, ...]  # The workers, by name.
+
+
 class SetFile(Record, frozen=True, kw_only=True):
     """An archive of a set."""
 

@@ -79,6 +79,18 @@ async def _compile_in_turn(archives: Sequence[str], options: CompileOptions, **g
 
 
 @frozen
+class TargetCompiler:
+    """Compiles one target as `compile_supervised` does, and says how many targets run at a time."""
+
+    compile: Compiler = _compile_in_turn
+    together: int | None = None  # None: as many as the processors of this machine suit
+
+
+IN_TURN: Final = TargetCompiler()
+"""Compiles on this machine."""
+
+
+@frozen
 class Expected:
     """What there is to do for each target."""
 
@@ -176,7 +188,7 @@ async def compile_targets(
     listener: TargetListener,
     stop: trio.Event | Steering | None = None,
     keep: Callable[[TargetResult], None] | None = None,
-    compiler: Compiler = _compile_in_turn,
+    compiler: TargetCompiler = IN_TURN,
 ) -> list[TargetResult]:
     """Compile a set for several devices; what became of each, in the order of the options.
 
@@ -190,17 +202,17 @@ async def compile_targets(
         stop: Ends all early when set; targets that have not begun do not begin, as after the time limit. A
             `Steering` may say more, to all.
         keep: Called in a thread with what became of each target that began, one at a time; may block.
-        compiler: Compiles for one target, as `compile_supervised` does.
+        compiler: What compiles them.
     """
     processors = available_workers()
-    together = side_by_side(len(options), options[0].workers, processors)
+    together = compiler.together or side_by_side(len(options), options[0].workers, processors)
     job = _Targets(
         tuple(archives),
         cache_directory,
         listener,
         Steering.of(stop),
         keep,
-        compiler,
+        compiler.compile,
         Overall(expected, [each.selector for each in options], together),
         processors,
         len(options),

@@ -17,6 +17,7 @@ from orchestrator.run.steering import Settlement
 from orchestrator.supervise.targets import (
     Expected,
     Overall,
+    TargetCompiler,
     TargetResult,
     compile_targets,
     selectors_of,
@@ -98,7 +99,7 @@ async def run(
         cache_directory=Path("cache"),
         listener=listener or Listener(),
         stop=stop,
-        compiler=compiler,
+        compiler=TargetCompiler(compiler),
     )
 
 

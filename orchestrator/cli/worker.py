@@ -1,0 +1,49 @@
+"""The verb `worker`: a worker of a Dask cluster, which compiles for `compile --cluster`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from orchestrator.cli.application import CacheDirectory
+from orchestrator.cli.errors import CLUSTER_EXTRA, ExitCode, UsageError
+from orchestrator.cli.output import Output, path_text
+from orchestrator.cli.values import usable_directory
+
+
+def worker_verb(
+    address: Annotated[str, Parameter(help="The scheduler's address, such as `tls://build1:8786`.")],
+    *,
+    name: Annotated[str, Parameter(show_default=lambda _: "made by Dask")] = "",
+    cache_dir: Annotated[
+        CacheDirectory, Parameter(help="Where sets and unfinished shards are kept, in the folder `worker`.")
+    ] = None,
+) -> int:
+    """Serve a Dask cluster: compile shards of sets for `compile --cluster`, until Ctrl-C.
+
+    `dask scheduler` starts the scheduler. A worker compiles one shard at a time, with all processors, in a
+    child process that a driver may crash. docs/cluster.md shows clusters from two terminals to twenty
+    machines with TLS.
+
+    **EXAMPLES**
+
+        dask scheduler --host 127.0.0.1
+        orchestrator worker tcp://127.0.0.1:8786
+        orchestrator worker tls://build1:8786 --name build7 --cache-dir /fast/worker
+        orchestrator compile game.foz -d 'radv:*' --out pack --cluster tcp://127.0.0.1:8786
+
+    Args:
+        name: What the worker is called.
+    """
+    try:
+        from orchestrator.cluster.connection import require_safe
+        from orchestrator.cluster.worker import run_worker
+    except ModuleNotFoundError as error:
+        raise UsageError(f"worker: {error.name} is not installed", CLUSTER_EXTRA) from None
+    require_safe(address)
+    directory = usable_directory(cache_dir).absolute() / "worker"
+    Output(json=False).message(f"serving {address}, in {path_text(Path(directory))}")
+    run_worker(address, directory, name or None)
+    return ExitCode.OK

@@ -1,0 +1,541 @@
+"""Compiles a set on the machines of a cluster: `ClusterCompiler`, one target at a time or several.
+
+    target ── shards ──> a queue ── each machine takes the next one ──> its pack and its report come back
+                                                                             │
+    cache file <── one machine has the driver join the packs of all shards <─┘
+
+A shard that came back is kept in a folder of this machine until its target is whole, so whatever dies, the
+same command goes on from there.
+
+Guarantees: a machine compiles only for devices that are, driver and all, what the target is. What a lost
+machine had of a shard is done by another one; a shard that has cost `_MOST_LOST` machines is given up by
+name. When the compile is stopped, the shards that run are stopped, and what they have is joined too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import trio
+from attrs import define, evolve, field
+from msgspec.structs import replace
+
+from orchestrator.cluster.connection import Cluster, Machine, WorkerLostError, connected, processors_of
+from orchestrator.cluster.messages import (
+    ClusterError,
+    CompileShard,
+    Forget,
+    Identified,
+    Identify,
+    JoinPacks,
+    Made,
+    SentFile,
+    ShardProgress,
+)
+from orchestrator.cluster.report import joined_report
+from orchestrator.cluster.worker import PACK, REPORT, send_of
+from orchestrator.devices.modes import CacheMode
+from orchestrator.errors import NoDeviceError, OrchestratorError
+from orchestrator.run.options import CompileOptions
+from orchestrator.run.records import CompileReport, Progress, ProgressCallback, decode_msgpack
+from orchestrator.run.steering import Steering
+from orchestrator.sets.opening import open_paths
+from orchestrator.sets.records import PipelineJobs
+from orchestrator.sets.subset import Subset
+from orchestrator.stores.cache_file import (
+    CACHE_FILE_SUFFIX,
+    PREFIX_HEADER_SIZE,
+    CacheHeaderError,
+    prove_content,
+)
+from orchestrator.stores.files.atomic_file import content_hash128, write_atomically
+from orchestrator.stores.pack import MANIFEST, Pack, PackTarget, PackWriter, manifest_of
+from orchestrator.stores.profile_file import ProfileIdentity
+from orchestrator.stores.run_notes import read_durations
+
+_SHARD_S: Final = 30.0
+_LEAST_SHARDS: Final = 4  # of each machine, so that none waits long for the last one
+_LEAST_PIPELINES: Final = 32  # of a shard: it starts processes, and reads the set's index
+_UNKNOWN_NS: Final = 5_000_000  # of a pipeline of which nothing is recorded
+_MOST_LOST: Final = 2
+_PATIENCE_S: Final = 60.0
+"""How long a target waits for a machine after it has lost all: a nanny starts another worker in seconds."""
+_NO_WORKER_S: Final = 5.0
+
+
+@define(eq=False)
+class _Shard:
+    target: _Target
+    number: int
+    lost: list[str] = field(factory=list)  # machines
+    progress: ShardProgress | None = None
+    machine: Machine | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.target.name}/{self.number}-of-{self.target.shards}"
+
+    @property
+    def folder(self) -> Path:
+        """Where it is kept once it has come back."""
+        return self.target.folder / f"{self.number}-of-{self.target.shards}"
+
+
+@define(eq=False)
+class _Target:
+    options: CompileOptions
+    archives: tuple[SentFile, ...]
+    jobs: PipelineJobs
+    name: str
+    folder: Path
+    shards: int = 0
+    identity: ProfileIdentity | None = None
+    seed: tuple[SentFile, ...] = ()
+    began: float = field(factory=time.monotonic)
+    identified: dict[str, Identified | OrchestratorError] = field(factory=dict)  # by address
+    refused: dict[str, str] = field(factory=dict)  # by name of a machine: why it gets nothing more
+    running: dict[int, _Shard] = field(factory=dict)
+    reports: dict[int, CompileReport] = field(factory=dict)
+    used: dict[str, int] = field(factory=dict)  # workers, by name of a machine
+    failed: OrchestratorError | None = None
+    on_progress: ProgressCallback = lambda _: None
+
+    def jobs_of(self, number: int) -> PipelineJobs:
+        """The pipelines of a shard."""
+        return Subset(number, self.shards).of(self.jobs)
+
+    def takes(self, machine: Machine) -> bool:
+        """Whether a machine may compile for it."""
+        found = self.identified.get(machine.address)
+        return (
+            isinstance(found, Identified)
+            and found.identity == self.identity
+            and machine.name not in self.refused
+        )
+
+    def tell(self) -> None:
+        """Report how far it is."""
+        counts: Counter[str] = Counter()
+        for number, report in self.reports.items():
+            outcomes = report.outcomes
+            found = {"hits": outcomes.cache_hits, "failed": outcomes.failed, "skipped": outcomes.skipped}
+            # What several applications share is compiled for each, and counts once in a report.
+            counts.update({**found, "compiled": len(self.jobs_of(number)) - sum(found.values())})
+        for shard in self.running.values():
+            if shard.progress is not None:
+                told = msgspec.structs.asdict(shard.progress)
+                counts.update({name: told[name] for name in ("compiled", "hits", "failed", "skipped")})
+                counts["in_flight"] += shard.progress.in_flight
+        in_flight = counts.pop("in_flight", 0)
+        done, total = counts.total(), len(self.jobs)
+        spent = time.monotonic() - self.began
+        left = spent * (total - done) / done if done else None
+        self.on_progress(
+            Progress(
+                total=total,
+                done=done,
+                in_flight=in_flight,
+                started_ns=1,
+                elapsed_s=spent,
+                rate=(counts["compiled"] + counts["hits"]) / spent if spent else 0.0,
+                eta_s=left,
+                compiled=counts["compiled"],
+                hits=counts["hits"],
+                failed=counts["failed"],
+                skipped=counts["skipped"],
+            )
+        )
+
+
+@asynccontextmanager
+async def cluster_compiler(address: str, folder: Path, workers: int | None) -> AsyncIterator[ClusterCompiler]:
+    """Connect to a cluster, and give its machines work during a block.
+
+    Args:
+        address: Of the scheduler, or `local:N`.
+        folder: Where shards are kept until their target is whole; local workers work there.
+        workers: Workers of each machine; None for one a processor.
+
+    Raises:
+        ClusterError: There is no such cluster, or it is not safe.
+    """
+    async with connected(address, folder / "worker") as cluster, trio.open_nursery() as nursery:
+        compiler = ClusterCompiler(cluster, folder / "back", workers)
+        await nursery.start(compiler.serve)
+        yield compiler
+        nursery.cancel_scope.cancel()
+
+
+@define(eq=False)
+class ClusterCompiler:
+    """Compiles targets on a cluster; `compile` is a compiler for `compile_targets`. One trio thread.
+
+    Args:
+        cluster: The connected cluster.
+        folder: Where shards that came back are kept until their target is whole.
+        workers: Workers of each machine; None for one a processor.
+    """
+
+    cluster: Cluster
+    folder: Path
+    workers: int | None = None
+    _queue: list[_Shard] = field(factory=list)
+    _lanes: set[str] = field(factory=set)
+    _by_name: dict[str, _Shard] = field(factory=dict)
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Give the machines work, until cancelled."""
+        self.cluster.on_progress(self._take_progress)
+        async with trio.open_nursery() as nursery:
+            task_status.started()
+            while True:
+                for address, machine in self.cluster.machines.items():
+                    if address not in self._lanes:
+                        self._lanes.add(address)
+                        nursery.start_soon(self._work, machine)
+                await self.cluster.wait()
+
+    async def compile(
+        self,
+        archives: Sequence[str],
+        options: CompileOptions,
+        *,
+        cache_directory: Path | None,
+        stop: trio.Event | Steering | None = None,
+        on_stage: Callable[[str], None] = lambda _: None,
+        on_progress: ProgressCallback = lambda _: None,
+    ) -> CompileReport:
+        """Compile a set for one device; as `compile_supervised`.
+
+        Raises:
+            NoDeviceError: No machine has the device.
+            ClusterError: The cluster has no machines, or a shard has cost several.
+            OrchestratorError: What every machine has raised that has the device.
+        """
+        assert cache_directory is not None  # noqa: S101 - a pack has one
+        steering = Steering.of(stop)
+        on_stage("open")
+        target = await trio.to_thread.run_sync(self._target, archives, options)
+        target.on_progress = on_progress
+        notes = await self._choose_identity(target)
+        self._divide(target, cache_directory)
+        on_stage("run")
+        shards = [_Shard(target, number + 1) for number in range(target.shards)]
+        for each in shards:
+            if not self._came_back(each):
+                self._queue.append(each)
+                self._by_name[each.name] = each
+        self.cluster.changed()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._stop_with, steering.stop, target)
+            await self._until_done(target)
+            nursery.cancel_scope.cancel()
+        if target.failed is not None and not target.reports:
+            raise target.failed
+        if not target.reports:
+            raise ClusterError(
+                f"{options.selector}: stopped before a shard came back; run it again to continue"
+            )
+        on_stage("merge")
+        cache_file = await self._join(target, cache_directory)
+        done = {number for number, report in target.reports.items() if not report.stopped}
+        lacking = [each for each in shards if each.number not in target.reports]
+        report = joined_report(
+            [target.reports[number] for number in sorted(target.reports)],
+            PipelineJobs.joined([target.jobs_of(each.number) for each in lacking]),
+            path=", ".join(map(os.fspath, archives)),
+            cache_file=cache_file,
+            was_loaded=bool(target.seed),
+            workers=sum(target.used.values()) or 1,
+            stopped=bool(lacking),
+            notes=[*notes, *self._notes_of(target)],
+        )
+        if len(done) == target.shards:
+            shutil.rmtree(target.folder, ignore_errors=True)
+            for machine in list(self.cluster.machines.values()):
+                with suppress(WorkerLostError, OrchestratorError):
+                    await self.cluster.ask(machine, Forget(target.name), Made)
+        return report
+
+    # --- before
+
+    def _target(self, archives: Sequence[str], options: CompileOptions) -> _Target:
+        files = tuple(send_of(Path(each), Path(each).name) for each in archives)
+        with open_paths(archives) as source:
+            groups = options.subset.groups_of(source)
+            jobs = PipelineJobs.of(
+                dict.fromkeys(job for each in groups for job in options.subset.of(each.pipelines))
+            )
+        about = (*(each.xxh3_128 for each in files), options.selector, str(options.mode), str(options.subset))
+        name = content_hash128("\n".join(about).encode()).hex()[:24]
+        return _Target(options, files, jobs, name, self.folder / name)
+
+    async def _identify(self, machine: Machine, target: _Target) -> None:
+        """Know what a target's selector names on a machine."""
+        if machine.address in target.identified:
+            return
+        request = Identify(target.options.selector, target.options.trial_limits.opener)
+        try:
+            target.identified[machine.address] = await self.cluster.ask(machine, request, Identified)
+        except OrchestratorError as error:
+            target.identified[machine.address] = error
+        except WorkerLostError:
+            pass
+
+    async def _choose_identity(self, target: _Target) -> list[str]:
+        """Ask all machines for the target's device; returns notes about those that have another one."""
+        with trio.move_on_after(_NO_WORKER_S):
+            while not self.cluster.machines:
+                await self.cluster.wait()
+        machines = list(self.cluster.machines.values())
+        async with trio.open_nursery() as nursery:
+            for each in machines:
+                nursery.start_soon(self._identify, each, target)
+        names = {each.address: each.name for each in machines}
+        found = {names[at]: one for at, one in target.identified.items() if isinstance(one, Identified)}
+        if not found:
+            why = [f"{names[at]}: {one}" for at, one in target.identified.items()]
+            why += self.cluster.refused.values()
+            said = "; ".join(why) or "it has no workers: `orchestrator worker ADDRESS` on each machine"
+            kind = NoDeviceError if why else ClusterError
+            raise kind(f"no machine of {self.cluster.address} has {target.options.selector}: {said}")
+        target.identity = Counter(each.identity for each in found.values()).most_common(1)[0][0]
+        foreign = [
+            f"{name} has another driver for {target.options.selector} and compiled nothing of it: "
+            f"{', '.join(target.identity.differences(each.identity))}"
+            for name, each in found.items()
+            if each.identity != target.identity
+        ]
+        return [*foreign, *self.cluster.refused.values()]
+
+    def _divide(self, target: _Target, cache_directory: Path) -> None:
+        """Decide how many shards there are: as before where some came back before."""
+        cache_file = _cache_file(cache_directory, target.identity)
+        target.seed = self._seed(target, cache_file)
+        with suppress(OSError):
+            before = [each.name.rpartition("-of-")[2] for each in target.folder.iterdir()]
+            if known := Counter(each for each in before if each.isdigit()).most_common(1):
+                target.shards = int(known[0][0])
+                return
+        machines = sum(map(target.takes, self.cluster.machines.values()))
+        workers = sum(
+            self.workers or processors_of(self.cluster, each)
+            for each in self.cluster.machines.values()
+            if target.takes(each)
+        )
+        estimate_s = len(target.jobs) * _UNKNOWN_NS / 1e9
+        if cache_file is not None and len(times := read_durations(cache_file).duration_ns):
+            estimate_s = float(times.mean()) * len(target.jobs) / 1e9
+        by_time = estimate_s / max(1, workers) * max(1, machines) / _SHARD_S
+        most = max(1, len(target.jobs) // _LEAST_PIPELINES)
+        target.shards = int(min(max(by_time, _LEAST_SHARDS * max(1, machines)), most))
+
+    def _seed(self, target: _Target, cache_file: Path | None) -> tuple[SentFile, ...]:
+        """A pack of the cache file that is there, which the shards begin with."""
+        if cache_file is None:
+            return ()
+        folder = target.folder / "seed" / PACK
+        shutil.rmtree(folder, ignore_errors=True)
+        writer = PackWriter(folder)
+        files = writer.files_at(cache_file)
+        selector = target.options.selector
+        writer.finish(manifest_of([PackTarget(selector=selector, identity=target.identity, files=files)]))
+        return _files(folder)
+
+    def _came_back(self, shard: _Shard) -> bool:
+        """Whether a shard came back whole in an earlier run."""
+        with suppress(OSError, msgspec.MsgspecError, OrchestratorError):
+            report = decode_msgpack((shard.folder / REPORT).read_bytes(), CompileReport)
+            pack = Pack.open(shard.folder / PACK)
+            same = ProfileIdentity.of(report.device.identity) == shard.target.identity
+            if same and not report.stopped and not any(pack.problems()):
+                shard.target.reports[shard.number] = report
+                return True
+        return False
+
+    # --- the machines
+
+    async def _work(self, machine: Machine) -> None:
+        """Give a machine shards until it leaves."""
+        while (shard := await self._next(machine)) is not None:
+            await self._give(machine, shard)
+        self._lanes.discard(machine.address)
+
+    async def _next(self, machine: Machine) -> _Shard | None:
+        """The next shard that a machine may compile; waits for one. None where the machine has left."""
+        while not machine.lost.is_set():
+            for target in {id(each.target): each.target for each in self._queue}.values():
+                await self._identify(machine, target)
+            for shard in self._queue:
+                if shard.target.takes(machine):
+                    self._queue.remove(shard)
+                    return shard
+            await self.cluster.wait()
+        return None
+
+    async def _give(self, machine: Machine, shard: _Shard) -> None:
+        """Have a machine compile a shard, and take what it made; or queue the shard again."""
+        target = shard.target
+        target.running[shard.number], shard.machine = shard, machine
+        try:
+            made, workers = await self._compiled(machine, shard)
+            await self._take_back(machine, shard, made)
+            target.used[machine.name] = workers
+        except WorkerLostError:
+            shard.lost.append(machine.name)
+            if len(shard.lost) < _MOST_LOST:
+                self._queue.insert(0, shard)
+            else:
+                lost = " and ".join(shard.lost)
+                target.failed = ClusterError(f"shard {shard.number} of {target.shards} was lost with {lost}")
+        except (OrchestratorError, OSError) as error:
+            # The machine is to blame, or the set: another machine shows which.
+            target.refused[machine.name] = str(error)
+            self._queue.insert(0, shard)
+            if not any(map(target.takes, self.cluster.machines.values())):
+                target.failed = error if isinstance(error, OrchestratorError) else ClusterError(str(error))
+        finally:
+            del target.running[shard.number]
+            shard.progress = shard.machine = None
+            target.tell()
+            self.cluster.changed()
+
+    async def _take_back(self, machine: Machine, shard: _Shard, made: Made) -> None:
+        shutil.rmtree(shard.folder, ignore_errors=True)
+        await self.cluster.fetch(machine, made.files, shard.folder)
+        for path, why in Pack.open(shard.folder / PACK).problems():
+            raise ClusterError(f"{machine.name}: {path.name}: {why}")
+        report = decode_msgpack((shard.folder / REPORT).read_bytes(), CompileReport)
+        shard.target.reports[shard.number] = report
+
+    async def _compiled(self, machine: Machine, shard: _Shard) -> tuple[Made, int]:
+        target = shard.target
+        assert target.identity is not None  # noqa: S101 - chosen before
+        archives = await self.cluster.send(machine, target.archives)
+        seed = await self.cluster.send(machine, target.seed)
+        options = target.options.after(time.monotonic() - target.began)
+        mode = options.mode or CacheMode.PER_WORKER
+        workers = self.workers or processors_of(self.cluster, machine)
+        subset = Subset(shard.number, target.shards, options.subset.keys)
+        request = CompileShard(
+            run=self.cluster.run,
+            archives=archives,
+            options=msgspec.msgpack.encode(evolve(options, workers=workers, mode=mode, subset=subset)),
+            identity=target.identity,
+            name=shard.name,
+            seed=_at(target.seed, seed),
+        )
+        return await self.cluster.ask(machine, request, Made), workers
+
+    def _take_progress(self, progress: ShardProgress) -> None:
+        shard = self._by_name.get(progress.name)
+        if shard is not None and shard.machine is not None:
+            shard.progress = progress
+            shard.target.tell()
+
+    # --- the end
+
+    async def _stop_with(self, stop: trio.Event, target: _Target) -> None:
+        await stop.wait()
+        self._queue[:] = [each for each in self._queue if each.target is not target]
+        self.cluster.stopping = True
+        self.cluster.changed()
+        await self.cluster.tell()
+
+    async def _until_done(self, target: _Target) -> None:
+        """Wait until all shards came back, or no more will."""
+        alone_since = None
+        while True:
+            waiting = [each for each in self._queue if each.target is target]
+            if target.failed is not None:
+                self._queue[:] = [each for each in self._queue if each.target is not target]
+                waiting = []
+            if not waiting and not target.running:
+                return
+            if waiting and not target.running:
+                has_any = any(map(target.takes, self.cluster.machines.values()))
+                alone_since = None if has_any else alone_since or time.monotonic()
+                if alone_since is not None and time.monotonic() - alone_since > _PATIENCE_S:
+                    said = "; ".join(f"{name}: {why}" for name, why in target.refused.items())
+                    target.failed = ClusterError(
+                        f"no machine is left for {target.options.selector}: {said or 'all have left'}"
+                    )
+                    continue
+            with trio.move_on_after(1.0):
+                await self.cluster.wait()
+
+    async def _join(self, target: _Target, cache_directory: Path) -> Path | None:
+        """Have a machine join the packs of the shards; returns the cache file, which is in place."""
+        folders = [target.folder / f"{number}-of-{target.shards}" / PACK for number in sorted(target.reports)]
+        folders = [each for each in folders if any(one.cache for one in Pack.open(each).manifest.targets)]
+        packs = [_files(each) for each in folders]
+        if target.seed:
+            packs.append(target.seed)
+        if not packs:
+            return None
+        folder = Path(packs[0][0].path).parent
+        if len(packs) > 1:
+            folder = target.folder / "joined" / PACK
+            await self._joined(target, packs, folder.parent)
+        pack = Pack.open(folder)
+        (found,) = (each for each in pack.manifest.targets if each.identity == target.identity)
+        assert found.cache is not None  # noqa: S101 - each of the packs has one
+        place = cache_directory / found.cache.name
+        write_atomically(place, [pack.read_cache(found)])
+        pack.read_notes(found).add_to(place)
+        return place
+
+    async def _joined(self, target: _Target, packs: list[tuple[SentFile, ...]], folder: Path) -> None:
+        with trio.move_on_after(_PATIENCE_S) as patience:
+            while True:
+                for machine in list(self.cluster.machines.values()):
+                    await self._identify(machine, target)
+                    if not target.takes(machine):
+                        continue
+                    with suppress(WorkerLostError):
+                        sent = [_at(each, await self.cluster.send(machine, each)) for each in packs]
+                        opener = target.options.trial_limits.opener
+                        request = JoinPacks(tuple(sent), target.name, opener)
+                        patience.deadline = float("inf")
+                        made = await self.cluster.ask(machine, request, Made)
+                        shutil.rmtree(folder, ignore_errors=True)
+                        await self.cluster.fetch(machine, made.files, folder)
+                        return
+                with trio.move_on_after(1.0):
+                    await self.cluster.wait()
+        raise ClusterError(f"no machine is left that can join what came back for {target.options.selector}")
+
+    def _notes_of(self, target: _Target) -> list[str]:
+        notes = [f"{name} compiled nothing more: {why}" for name, why in target.refused.items()]
+        if target.failed is not None:
+            notes.append(str(target.failed))
+        return notes
+
+
+def _at(files: tuple[SentFile, ...], paths: tuple[str, ...]) -> tuple[SentFile, ...]:
+    return tuple(replace(file, path=path) for file, path in zip(files, paths, strict=True))
+
+
+def _files(folder: Path) -> tuple[SentFile, ...]:
+    """The files of a pack that is on this machine."""
+    names = [file.name for each in Pack.open(folder).manifest.targets for file in each.files]
+    return tuple(send_of(folder / name, f"{PACK}/{name}") for name in (*names, MANIFEST))
+
+
+def _cache_file(directory: Path, identity: ProfileIdentity | None) -> Path | None:
+    """The cache file of a device that a directory has."""
+    for each in sorted(directory.glob(f"*{CACHE_FILE_SUFFIX}")):
+        with suppress(CacheHeaderError, OSError):
+            content = each.read_bytes()
+            header = prove_content(content[:PREFIX_HEADER_SIZE], content[PREFIX_HEADER_SIZE:])
+            if ProfileIdentity.of(header) == identity:
+                return each
+    return None

@@ -1,0 +1,345 @@
+"""A cluster as its coordinator sees it: workers that come and leave, questions to one of them, and files.
+
+Each question is a task for one named worker, so Dask's own placing and stealing, which know nothing of
+drivers, never decide anything. Files go between coordinator and worker directly, a chunk at a time, and never
+through the scheduler. One trio thread.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import dask
+import distributed
+import msgspec
+import trio
+from attrs import define, field
+
+from orchestrator.children.protocol import SentError
+from orchestrator.cluster import worker
+from orchestrator.cluster.messages import (
+    About,
+    Answer,
+    Chunk,
+    ClusterError,
+    Greet,
+    Locate,
+    Located,
+    Request,
+    SentFile,
+    ShardProgress,
+)
+from orchestrator.stores.files.atomic_file import content_hash128, write_atomically
+from orchestrator.version import VERSION
+
+_A = TypeVar("_A", bound=msgspec.Struct)
+_CHUNK: Final = 4 << 20
+_LOOK_S: Final = 1.0
+_CONNECT_S: Final = 30.0
+_LOCAL: Final = "local:"
+_SETTINGS: Final = {
+    # A worker that dies takes no other one with it: this side decides what becomes of its shard.
+    "distributed.scheduler.allowed-failures": 0,
+    "distributed.scheduler.work-stealing": False,
+    "distributed.comm.timeouts.connect": f"{_CONNECT_S:.0f}s",
+}
+
+
+class WorkerLostError(Exception):
+    """A worker left while it had something to do."""
+
+
+@define(eq=False)
+class Machine:
+    """A worker of the cluster."""
+
+    address: str
+    about: About
+    lost: trio.Event = field(factory=trio.Event)
+
+    @property
+    def name(self) -> str:
+        """It in words."""
+        return f"{self.about.machine} ({self.address.partition('://')[2]})"
+
+
+def require_safe(address: str) -> None:
+    """Refuse an address through which strangers could run programs on the machines.
+
+    Raises:
+        ClusterError: It is neither encrypted nor on this machine.
+    """
+    scheme, _, place = address.rpartition("://")
+    if scheme == "tls":
+        return
+    host = place.rpartition(":")[0].strip("[]")
+    with suppress(ValueError):
+        if host == "localhost" or ipaddress.ip_address(host).is_loopback:
+            return
+    raise ClusterError(
+        f"{address}: whoever reaches a Dask cluster without TLS runs programs on all of its machines; name "
+        "it tls://HOST:PORT, with certificates in Dask's configuration (docs/cluster.md has the commands)"
+    )
+
+
+@asynccontextmanager
+async def connected(address: str, directory: Path) -> AsyncIterator[Cluster]:
+    """Connect to a scheduler, or start `local:N` workers on this machine, for a block.
+
+    Args:
+        address: Of the scheduler, or `local:N`.
+        directory: Where local workers keep what they make.
+
+    Raises:
+        ClusterError: There is none, or it is not safe.
+    """
+    with dask.config.set(_SETTINGS), tempfile.TemporaryDirectory() as scratch:
+        local = None
+        if address.startswith(_LOCAL):
+            local = await trio.to_thread.run_sync(_local_cluster, address, directory, scratch)
+        else:
+            require_safe(address)
+        try:
+            client = await trio.to_thread.run_sync(_client, local or address, address)
+            cluster = Cluster(address, client)
+            try:
+                async with trio.open_nursery() as nursery:
+                    await nursery.start(cluster.watch)
+                    nursery.start_soon(cluster.beat)
+                    try:
+                        yield cluster
+                    finally:
+                        nursery.cancel_scope.cancel()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(_quietly, client.close)
+        finally:
+            if local is not None:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(_quietly, local.close)
+
+
+def _quietly(close: Callable[[], object]) -> None:
+    with suppress(Exception):
+        close()
+
+
+def _local_cluster(address: str, directory: Path, scratch: str) -> distributed.LocalCluster:
+    count = address.removeprefix(_LOCAL)
+    if not (count.isascii() and count.isdigit() and 1 <= int(count) <= 1024):
+        raise ClusterError(f"--cluster {address}: a number of workers from 1 to 1024 is expected")
+    return distributed.LocalCluster(
+        n_workers=int(count),
+        threads_per_worker=worker.WORKER_SETTINGS["nthreads"],
+        memory_limit=worker.WORKER_SETTINGS["memory_limit"],
+        host="127.0.0.1",
+        dashboard_address=None,
+        local_directory=scratch,
+        silence_logs=50,
+        env={
+            worker.DIRECTORY_VARIABLE: str(directory),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        },
+    )
+
+
+def _client(place: Any, address: str) -> distributed.Client:
+    try:
+        return distributed.Client(place, timeout=_CONNECT_S, direct_to_workers=True, set_as_default=False)
+    except (OSError, TimeoutError, ValueError, TypeError) as error:
+        raise ClusterError(f"--cluster {address}: no scheduler answers: {error}") from None
+
+
+@define(eq=False)
+class Cluster:
+    """A connected cluster; made by `connected`."""
+
+    address: str
+    client: distributed.Client
+    run: str = field(factory=lambda: f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}")
+    machines: dict[str, Machine] = field(factory=dict)
+    refused: dict[str, str] = field(factory=dict)  # by address: why a worker gets nothing
+    stopping: bool = False
+    _changed: trio.Event = field(factory=trio.Event)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its workers are processes of this machine that this process has started."""
+        return self.address.startswith(_LOCAL)
+
+    def changed(self) -> None:
+        """Wake those who wait for a worker or for work."""
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def wait(self) -> None:
+        """Wait for a change: workers came or left, or somebody called `changed`."""
+        await self._changed.wait()
+
+    # --- questions
+
+    async def ask(self, machine: Machine, request: Request, kind: type[_A]) -> _A:
+        """The answer of a worker.
+
+        Raises:
+            WorkerLostError: It left.
+            OrchestratorError: What the task raised.
+        """
+        answered = await self._task(machine, worker.answer, msgspec.msgpack.encode(request))
+        answer: Any = msgspec.msgpack.decode(answered, type=Answer)
+        if isinstance(answer, SentError):
+            raise answer.error()
+        assert isinstance(answer, kind)  # noqa: S101 - what the worker answers
+        return answer
+
+    async def _task(self, machine: Machine, function: Callable[..., Any], *arguments: Any) -> Any:
+        future = self.client.submit(
+            function, *arguments, workers=[machine.address], allow_other_workers=False, pure=False, retries=0
+        )
+        done, token = trio.Event(), trio.lowlevel.current_trio_token()
+
+        def wake(_future: object) -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(done.set)
+
+        future.add_done_callback(wake)
+        try:
+            async with trio.open_nursery() as nursery:
+
+                async def watch(event: trio.Event) -> None:
+                    await event.wait()
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(watch, machine.lost)
+                nursery.start_soon(watch, done)
+            if not done.is_set():
+                raise WorkerLostError(machine.name)
+            try:
+                return await trio.to_thread.run_sync(future.result)
+            except (distributed.scheduler.KilledWorker, distributed.client.FutureCancelledError, OSError):
+                raise WorkerLostError(machine.name) from None
+        finally:
+            if not done.is_set():
+                future.cancel()
+            future.release()
+
+    # --- files
+
+    async def send(self, machine: Machine, files: tuple[SentFile, ...]) -> tuple[str, ...]:
+        """Where a worker has some files; those that it lacks are sent."""
+        paths = (await self.ask(machine, Locate(files), Located)).paths
+        for file, path in zip(files, paths, strict=True):
+            if not path:
+                await self._send(machine, file)
+        return (await self.ask(machine, Locate(files), Located)).paths if not all(paths) else paths
+
+    async def _send(self, machine: Machine, file: SentFile) -> None:
+        with Path(file.path).open("rb") as content:
+            for offset in range(0, max(file.size, 1), _CHUNK):
+                data = await trio.to_thread.run_sync(content.read, _CHUNK)
+                scatter = partial(self.client.scatter, workers=[machine.address], direct=True, hash=False)
+                scattered = await trio.to_thread.run_sync(scatter, data)
+                chunk = msgspec.msgpack.encode(Chunk(file, offset, len(data)))
+                await self._task(machine, worker.keep_chunk, chunk, scattered)
+                scattered.release()
+
+    async def fetch(self, machine: Machine, files: tuple[SentFile, ...], folder: Path) -> None:
+        """Bring files of a worker into a folder, each proven by its hash, in their order.
+
+        Raises:
+            ClusterError: A file did not come over as it was named.
+        """
+        for file in files:
+            place = folder / file.name
+            place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            parts = []
+            for offset in range(0, max(file.size, 1), _CHUNK):
+                chunk = msgspec.msgpack.encode(Chunk(file, offset, _CHUNK))
+                parts.append(await self._task(machine, worker.read_chunk, chunk))
+            content = b"".join(parts)
+            if content_hash128(content).hex() != file.xxh3_128:
+                raise ClusterError(f"{machine.name}: {file.name} did not come over as it was named")
+            await trio.to_thread.run_sync(write_atomically, place, [content])
+
+    # --- who is there
+
+    async def watch(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Follow which workers are there."""
+        started = False
+        while True:
+            there = await self._addresses()
+            gone = [each for each in self.machines if each not in there]
+            for address in gone:
+                self.machines.pop(address).lost.set()
+            new = [each for each in there if each not in self.machines and each not in self.refused]
+            async with trio.open_nursery() as greeting:
+                for address in new:
+                    greeting.start_soon(self._greet, address)
+            if new or gone:
+                self.changed()
+            if not started:
+                started = True
+                task_status.started()
+            await trio.sleep(_LOOK_S)
+
+    async def _addresses(self) -> set[str]:
+        def look() -> set[str]:
+            return set(self.client.scheduler_info(n_workers=-1)["workers"])
+
+        try:
+            return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
+        except (OSError, distributed.comm.core.CommClosedError) as error:
+            raise ClusterError(f"the scheduler at {self.address} is gone: {error}") from None
+
+    async def _greet(self, address: str) -> None:
+        machine = Machine(address, About("?", "?", "?", 1))
+        with suppress(WorkerLostError):
+            with trio.move_on_after(_CONNECT_S):
+                machine.about = await self.ask(machine, Greet(), About)
+                if machine.about.orchestrator != VERSION:
+                    self.refused[address] = (
+                        f"{machine.name} has orchestrator {machine.about.orchestrator}, and this is {VERSION}"
+                    )
+                    return
+                self.machines[address] = machine
+
+    async def beat(self) -> None:
+        """Let the workers hear that this run goes on."""
+        while True:
+            await self.tell()
+            await trio.sleep(worker.BEAT_S)
+
+    async def tell(self) -> None:
+        """Tell all workers that this run goes on, or is to stop."""
+
+        def tell() -> None:
+            with suppress(Exception):
+                self.client.run(worker.heard, self.run, self.stopping, on_error="ignore")
+
+        await trio.to_thread.run_sync(tell, abandon_on_cancel=True)
+
+    def on_progress(self, take: Callable[[ShardProgress], None]) -> None:
+        """Have each progress of a shard of this run taken, in the trio thread."""
+        token = trio.lowlevel.current_trio_token()
+
+        def handle(event: tuple[float, Any]) -> None:
+            with suppress(trio.RunFinishedError, msgspec.ValidationError):
+                token.run_sync_soon(take, msgspec.convert(event[1], ShardProgress))
+
+        self.client.subscribe_topic(f"{worker.TOPIC}-{self.run}", handle)
+
+
+def processors_of(cluster: Cluster, machine: Machine) -> int:
+    """The processors that a worker may use: local ones divide this machine's."""
+    share = len(cluster.machines) if cluster.is_local else 1
+    return max(1, math.floor(machine.about.processors / max(1, share)))

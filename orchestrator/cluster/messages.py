@@ -1,0 +1,133 @@
+"""What the coordinator asks of a worker of a cluster, and the answers: values that msgspec encodes.
+
+No object of ours is pickled: a task is a function of `worker`, which takes bytes and returns bytes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from orchestrator.children.protocol import SentError
+from orchestrator.devices.listing_messages import DeviceEntry
+from orchestrator.errors import OrchestratorError
+from orchestrator.stores.profile_file import ProfileIdentity
+
+
+class ClusterError(OrchestratorError):
+    """The cluster, or a machine of it, cannot do what is asked; the message names the machine and why."""
+
+
+class SentFile(msgspec.Struct, frozen=True):
+    """A file by its content; `path` is where it lies on the machine that names it."""
+
+    name: str  # relative to the folder that the receiver keeps it in
+    path: str
+    size: int
+    xxh3_128: str
+
+
+class Greet(msgspec.Struct, frozen=True, tag="greet"):
+    """Ask who a worker is."""
+
+
+class About(msgspec.Struct, frozen=True, tag="about"):
+    """Who a worker is."""
+
+    machine: str
+    orchestrator: str
+    python: str
+    processors: int
+
+
+class Identify(msgspec.Struct, frozen=True, tag="identify"):
+    """Ask what a selector names on a worker's machine."""
+
+    selector: str
+    opener: str = ""
+
+
+class Identified(msgspec.Struct, frozen=True, tag="identified"):
+    """The device and its driver."""
+
+    identity: ProfileIdentity
+    device_name: str
+    driver: str
+
+
+class ListDevices(msgspec.Struct, frozen=True, tag="list"):
+    """Ask which devices a worker's machine has: the one that a selector names, or all."""
+
+    selector: str = ""
+
+
+class Devices(msgspec.Struct, frozen=True, tag="devices"):
+    """The devices of a worker's machine."""
+
+    found: tuple[DeviceEntry, ...]
+
+
+class Locate(msgspec.Struct, frozen=True, tag="locate"):
+    """Ask which of some files a worker has, by their content."""
+
+    files: tuple[SentFile, ...]
+
+
+class Located(msgspec.Struct, frozen=True, tag="located"):
+    """Where a worker has each file, as far as it has them: paths that both machines have count, too."""
+
+    paths: tuple[str, ...]
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """A part of a file: bytes from `offset` on."""
+
+    file: SentFile
+    offset: int
+    size: int
+
+
+class CompileShard(msgspec.Struct, frozen=True, tag="compile"):
+    """Ask for a shard of a set to be compiled for a device."""
+
+    run: str  # names the run of the coordinator that steers it
+    archives: tuple[str, ...]  # on the worker
+    options: bytes  # encoded CompileOptions, whose subset is the shard
+    identity: ProfileIdentity  # of the device that must compile it
+    name: str  # of the folder of the shard, the same on every machine
+    seed: tuple[SentFile, ...] = ()  # of a pack whose cache is loaded first; on the worker
+
+
+class JoinPacks(msgspec.Struct, frozen=True, tag="join"):
+    """Ask for packs of one device to be joined by its driver."""
+
+    packs: tuple[tuple[SentFile, ...], ...]  # the files of each, on the worker
+    name: str  # of the folder of the joined pack
+    opener: str = ""
+
+
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """Ask for what was made for a target to be removed; its name is that of its folder."""
+
+    name: str
+
+
+class Made(msgspec.Struct, frozen=True, tag="made"):
+    """The files that were made: those of a pack, its manifest last."""
+
+    files: tuple[SentFile, ...]
+
+
+Request = Greet | Identify | ListDevices | Locate | CompileShard | JoinPacks | Forget
+Answer = About | Identified | Devices | Located | Made | SentError
+
+
+class ShardProgress(msgspec.Struct, frozen=True):
+    """How far a shard is; the counts of `Progress`."""
+
+    name: str
+    done: int
+    compiled: int
+    hits: int
+    failed: int
+    skipped: int
+    in_flight: int

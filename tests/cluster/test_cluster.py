@@ -1,0 +1,205 @@
+"""`compile --cluster`: many machines make the pack that one machine makes, whatever becomes of them."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cli.errors import ExitCode
+from orchestrator.cluster.connection import require_safe
+from orchestrator.cluster.messages import ClusterError
+from orchestrator.sets.sample import sample_path
+from orchestrator.stores.pack import Pack
+from tests.cli.conftest import Done, run_program
+from tests.cluster.clusters import Cluster, cluster, kill_session, processes_of, until
+from tests.drivers import driver_environment, require_tool
+
+COUNT = 238  # pipelines of the sample
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("set") / "game.foz"
+    shutil.copyfile(sample_path(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("cluster"), "one", "two") as made:
+        yield made
+
+
+def held(pack: Path) -> frozenset[int]:
+    opened = Pack.open(pack)
+    assert not list(opened.problems())
+    (target,) = opened.manifest.targets
+    return opened.read_notes(target).held_keys
+
+
+def report_of(done: Done, code: int = ExitCode.OK) -> dict[str, Any]:
+    assert done.code == code, done.err
+    (target,) = done.document["targets"]
+    report: dict[str, Any] = target["report"]
+    return report
+
+
+def test_the_pack_is_that_of_one_machine(two: Cluster, archive: Path, tmp_path: Path) -> None:
+    report = report_of(two.compile(archive, tmp_path / "many", "-d", "simulated"))
+    alone = report_of(run_program("compile", archive, "-d", "simulated", "--out", tmp_path / "one", "--json"))
+    assert held(tmp_path / "many") == held(tmp_path / "one")
+    assert report["outcomes"] == alone["outcomes"] == {**alone["outcomes"], "compiled": COUNT}
+    assert {name: report["set"][name] for name in ("unique", "pipelines", "content_hash", "subset")} == {
+        name: alone["set"].get(name) for name in ("unique", "pipelines", "content_hash", "subset")
+    }
+    assert not list(tmp_path.glob(".many.cluster/back/*")), "what came back is in the pack"
+    again = report_of(two.compile(archive, tmp_path / "many", "-d", "simulated"))
+    assert again["outcomes"]["cache_hits"] == COUNT, "shards begin with what the pack has"
+
+
+@pytest.mark.driver("radv:navi21")
+def test_what_many_machines_compile_hits_on_a_real_driver(tmp_path: Path) -> None:
+    pack, cache = tmp_path / "pack", tmp_path / "cache"
+    of = ("sample", "-d", "radv:navi21", "--json")
+    created = report_of(run_program("compile", *of, "--out", pack, "--cluster", "local:2"))["outcomes"]
+    assert created["failed"] == 0
+    assert created["compiled"] > 0
+    assert not run_program("install", pack, "--unsigned", "-d", "radv:navi21", "--cache-dir", cache).code
+    again = run_program("compile", *of, "--cache-dir", cache)
+    assert again.document["outcomes"]["compiled"] == 0, "a new process finds all of it"
+
+
+def test_a_set_that_a_machine_lacks_is_sent_to_it(archive: Path, tmp_path: Path) -> None:
+    require_tool("unshare")
+    # The worker's machine has another folder in place of the set's, and of what came back.
+    hidden = f'mount -t tmpfs none {archive.parent} && mount -t tmpfs none {tmp_path}/out && exec "$@"'
+    (tmp_path / "out").mkdir()
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    with cluster(folder, "far", prefix=("unshare", "-m", "sh", "-c", hidden, "sh")) as made:
+        report = report_of(made.compile(archive, tmp_path / "out" / "pack", "-d", "simulated"))
+    assert report["outcomes"]["compiled"] == COUNT
+    (kept,) = (folder / "far" / "worker" / "files").glob("*/game.foz")
+    assert kept.read_bytes() == archive.read_bytes()
+
+
+def test_a_machine_that_dies_costs_its_shard_only(two: Cluster, archive: Path, tmp_path: Path) -> None:
+    running = two.begin(archive, tmp_path / "pack", "-d", "simulated")
+    lost = two.add("three")
+    until(lambda: bool(list((two.folder / "three" / "worker" / "shards").glob("*/*"))))
+    kill_session(lost)
+    assert running.wait() == 0, two.log("compile")
+    assert len(held(tmp_path / "pack")) == COUNT
+
+
+def test_the_same_command_continues_after_the_coordinator_died(
+    two: Cluster, archive: Path, tmp_path: Path
+) -> None:
+    running = two.begin(archive, tmp_path / "pack", "-d", "simulated")
+    back = tmp_path / ".pack.cluster" / "back"
+    until(lambda: bool(list(back.glob("*/*/report"))))
+    kill_session(running)
+    kept = {each.parent.name for each in back.glob("*/*/report")}
+    report = report_of(two.compile(archive, tmp_path / "pack", "-d", "simulated"))
+    assert kept
+    assert report["outcomes"]["compiled"] + report["outcomes"]["cache_hits"] == COUNT
+    assert len(held(tmp_path / "pack")) == COUNT
+
+
+def test_a_signal_stops_the_machines_and_what_they_have_is_kept(
+    two: Cluster, archive: Path, tmp_path: Path
+) -> None:
+    running = two.begin(archive, tmp_path / "pack", "-d", "simulated")
+    back = tmp_path / ".pack.cluster" / "back"
+    until(lambda: bool(list(back.glob("*/*/report"))))
+    running.send_signal(signal.SIGINT)
+    assert running.wait() in (ExitCode.INTERRUPTED, ExitCode.OK), two.log("compile")
+    assert held(tmp_path / "pack"), "what came back is in the pack"
+    report = report_of(two.compile(archive, tmp_path / "pack", "-d", "simulated"))
+    assert report["outcomes"]["compiled"] + report["outcomes"]["cache_hits"] == COUNT
+
+
+def test_who_has_what_is_shown_and_who_lacks_it_is_named(two: Cluster, archive: Path, tmp_path: Path) -> None:
+    done = two.devices()
+    machines = done.document["machines"]
+    assert [each["devices"][0]["selector"] for each in machines] == ["simulated"] * len(machines)
+    done = two.compile(archive, tmp_path / "pack", "-d", "radv:nosuchfamily")
+    assert done.code == ExitCode.NO_DEVICE
+    (target,) = done.document["targets"]
+    assert "no machine of" in target["problem"]
+    assert "nosuchfamily" in target["problem"]
+
+
+@pytest.mark.driver("radv:navi21")
+def test_a_machine_without_the_driver_gets_nothing_of_its_target(archive: Path, tmp_path: Path) -> None:
+    with cluster(tmp_path) as made:
+        made.add("with", environment=driver_environment("radv:navi21"))
+        made.add("without", environment={"VK_DRIVER_FILES": str(tmp_path / "none.json")})
+        made.wait_for(2)
+        done = made.compile(archive, tmp_path / "pack", "-d", "radv:navi21", "-d", "simulated")
+    assert done.code == ExitCode.OK, done.err
+    assert {each["report"]["outcomes"]["failed"] for each in done.document["targets"]} == {0}
+    assert len(Pack.open(tmp_path / "pack").manifest.targets) == 2
+
+
+def test_a_cluster_off_this_machine_is_encrypted_or_refused() -> None:
+    for address in ("tls://build1:8786", "tcp://127.0.0.1:8786", "tcp://[::1]:8786", "tcp://localhost:1"):
+        require_safe(address)
+    for address in ("tcp://build1:8786", "tcp://10.0.0.1:8786", "10.0.0.1:8786", "ws://build1:80"):
+        with pytest.raises(ClusterError, match="without TLS"):
+            require_safe(address)
+
+
+def test_a_cluster_with_certificates(archive: Path, tmp_path: Path) -> None:
+    require_tool("openssl")
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=cluster",
+    ]
+    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    tls = "DASK_DISTRIBUTED__COMM__TLS__"
+    environment = {f"{tls}CA_FILE": str(certificate)}
+    for role in ("SCHEDULER", "WORKER", "CLIENT"):
+        environment |= {f"{tls}{role}__KEY": str(key), f"{tls}{role}__CERT": str(certificate)}
+    options: tuple[str, ...] = ("--host", "tls://127.0.0.1", "--tls-ca-file", str(certificate))
+    options += ("--tls-cert", str(certificate), "--tls-key", str(key))
+    with cluster(tmp_path, "one", environment=environment, scheduler_options=options) as made:
+        assert made.address.startswith("tls://")
+        report = report_of(made.compile(archive, tmp_path / "pack", "-d", "simulated"))
+        assert report["outcomes"]["compiled"] == COUNT
+        stranger = run_program("devices", "--cluster", made.address)
+    assert stranger.code == ExitCode.BAD_INPUT
+    assert "no scheduler answers" in stranger.err
+
+
+def test_without_workers_it_says_what_to_start(archive: Path, tmp_path: Path) -> None:
+    with cluster(tmp_path) as made:
+        done = made.compile(archive, tmp_path / "pack", "-d", "simulated")
+    assert done.code == ExitCode.BAD_INPUT
+    (target,) = done.document["targets"]
+    assert "orchestrator worker" in target["problem"]
+
+
+def test_nothing_is_left_of_a_local_cluster(archive: Path, tmp_path: Path) -> None:
+    made = Cluster(tmp_path, address="local:2")
+    running = made.begin(archive, tmp_path / "pack", "-d", "simulated")
+    until(lambda: bool(list((tmp_path / ".pack.cluster").glob("back/*/*/report"))))
+    running.send_signal(signal.SIGTERM)
+    assert running.wait() in (ExitCode.INTERRUPTED, ExitCode.OK), made.log("compile")
+    until(lambda: not processes_of(running.pid))
+    assert held(tmp_path / "pack")
