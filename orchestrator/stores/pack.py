@@ -464,7 +464,9 @@ class Pack:
 
         def is_left(name: str) -> bool:
             known = name.startswith((STATE_NAME, ".")) or name.endswith(_LEFT_BESIDE)
-            return (known or name == QUARANTINE_DIRECTORY) and not (self.directory / name).is_symlink()
+            status = REAL_FILE_OPERATIONS.lstat(self.directory / name)
+            is_link = not status.is_regular and not status.is_directory
+            return (known or name == QUARANTINE_DIRECTORY) and not is_link
 
         return [each for each in self.strays() if not is_left(each)]
 
