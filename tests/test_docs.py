@@ -130,4 +130,4 @@ def test_the_commands_of_the_page_on_precompiling_do_what_it_says(tmp_path: Path
         for command, out in by_command.items()
         if re.fullmatch(r"orchestrator compile .* --cache-dir player", command)
     ]
-    assert re.search(r"^all +(\d+) +0 +\1 +0 +0$", filled, flags=re.MULTILINE), filled
+    assert re.search(r"^compute +(\d+) +0 +\1 +0 +0$", filled, flags=re.MULTILINE), filled

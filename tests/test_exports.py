@@ -23,7 +23,14 @@ from orchestrator.version import DISTRIBUTION, VERSION
 from tests.drivers import REPOSITORY, run_on_device
 
 # Heavy, or useless without a driver or a terminal: nothing that a library user pays for at import.
-KEPT_OUT = ("cffi", "_cffi_backend", "rich", "cyclopts", "orchestrator.cli", "orchestrator.devices.vulkan")
+KEPT_OUT = (
+    "cffi",
+    "_cffi_backend",
+    "rich",
+    "cyclopts",
+    "orchestrator.cli",
+    "orchestrator.devices.vulkan.context",
+)
 
 _LOADED_AFTER_IMPORT = """
 import sys

@@ -668,6 +668,13 @@ class CompareDocument(Document, frozen=True, kw_only=True):
     files: tuple[ComparedFile, ...]  # The other files.
 
 
+class WorkerDocument(Document, frozen=True, kw_only=True):
+    """`worker --json`, when it ends."""
+
+    address: str  # The scheduler's address.
+    directory: Path  # Where sets and unfinished shards are kept.
+
+
 class CompletionDocument(Document, frozen=True, kw_only=True):
     """`completion --json`."""
 

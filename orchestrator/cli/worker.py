@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from orchestrator.cli.application import CacheDirectory
+from orchestrator.cli.application import CacheDirectory, JsonFlag
 from orchestrator.cli.errors import CLUSTER_EXTRA, ExitCode, UsageError
 from orchestrator.cli.output import Output, path_text
 from orchestrator.cli.values import usable_directory
@@ -15,11 +14,13 @@ from orchestrator.cli.values import usable_directory
 
 def worker_verb(
     address: Annotated[str, Parameter(help="The scheduler's address, such as `tls://build1:8786`.")],
+    /,
     *,
     name: Annotated[str, Parameter(show_default=lambda _: "made by Dask")] = "",
     cache_dir: Annotated[
         CacheDirectory, Parameter(help="Where sets and unfinished shards are kept, in the folder `worker`.")
     ] = None,
+    json: JsonFlag = False,
 ) -> int:
     """Serve a Dask cluster: compile shards of sets for `compile --cluster`, until Ctrl-C.
 
@@ -42,8 +43,16 @@ def worker_verb(
         from orchestrator.cluster.worker import run_worker
     except ModuleNotFoundError as error:
         raise UsageError(f"worker: {error.name} is not installed", CLUSTER_EXTRA) from None
+    from orchestrator.cli.documents import WorkerDocument
+
     require_safe(address)
     directory = usable_directory(cache_dir).absolute() / "worker"
-    Output(json=False).message(f"serving {address}, in {path_text(Path(directory))}")
-    run_worker(address, directory, name or None)
-    return ExitCode.OK
+    output = Output(json=json)
+    output.message(f"serving {address}, in {path_text(directory)}; Ctrl-C ends it")
+    code = ExitCode.OK
+    try:
+        run_worker(address, directory, name or None)
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    output.document(lambda: WorkerDocument(address=address, directory=directory))
+    return code

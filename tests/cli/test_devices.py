@@ -72,7 +72,7 @@ def test_a_pattern_lists_families_and_opens_none(call: Call) -> None:
     first, second = done.document["families"]
     assert first == {"selector": "radv:navi31", "family": "navi31", "device_id": 0x744C}
     assert second["selector"] == "radv:navi33"
-    assert "radv:navi31   0x744c" in call("devices", "-d", "radv:navi31*").out
+    assert "radv:navi31  0x744c" in call("devices", "-d", "radv:navi31*").out
     none = call("devices", "-d", "radv:voodoo*")
     assert none.code == ExitCode.NO_DEVICE
     assert "no family 'voodoo*'" in none.err

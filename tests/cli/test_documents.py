@@ -13,8 +13,7 @@ from tests.run.report_page import DOCUMENTS, fields_of, page, parts_of, reachabl
 
 
 def test_every_verb_has_a_document() -> None:
-    # `worker` serves until it is ended.
-    assert {parts_of(each)[0].strip("`").split()[0] for each in DOCUMENTS} | {"worker"} == set(VERBS)
+    assert {parts_of(each)[0].strip("`").split()[0] for each in DOCUMENTS} == set(VERBS)
     assert all("version" in each.__struct_fields__ for each in DOCUMENTS)
 
 
