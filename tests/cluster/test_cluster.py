@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from orchestrator.sets.sample import sample_path
 from orchestrator.stores.pack import Pack
 from tests.cli.conftest import Done, run_program
 from tests.cluster.clusters import Cluster, cluster, kill_session, processes_of, until
-from tests.drivers import driver_environment, require_tool
+from tests.drivers import REPOSITORY, driver_environment, require_tool
 
 COUNT = 238  # pipelines of the sample
 
@@ -146,6 +149,25 @@ def test_a_machine_without_the_driver_gets_nothing_of_its_target(archive: Path, 
     assert done.code == ExitCode.OK, done.err
     assert {each["report"]["outcomes"]["failed"] for each in done.document["targets"]} == {0}
     assert len(Pack.open(tmp_path / "pack").manifest.targets) == 2
+
+
+def test_the_commands_of_the_page_run(two: Cluster, archive: Path, tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "cluster.md").read_text("utf-8")
+    commands = re.findall(r"^    ((?:orchestrator|dask|openssl|chmod) .*)$", page, flags=re.MULTILINE)
+    assert len(commands) >= 10
+    # Schedulers and workers run already, begun by the same commands.
+    serving = [each for each in commands if each.startswith(("dask scheduler", "orchestrator worker"))]
+    shutil.copyfile(archive, tmp_path / "game.foz")
+    for command in [each for each in commands if each not in serving]:
+        line = re.sub(r"\S+://\S+", two.address, command).replace("'radv:*'", "simulated")
+        line = line.replace("radv:navi21", "simulated").replace("radv:navi31", "simulated")
+        line = re.sub(r"^orchestrator", f"{sys.executable} -m orchestrator", line)
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        shell = ["sh", "-c", line]
+        done = subprocess.run(
+            shell, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
 
 
 def test_a_cluster_off_this_machine_is_encrypted_or_refused() -> None:
