@@ -143,7 +143,8 @@ def _local_cluster(address: str, directory: Path, scratch: str) -> distributed.L
         threads_per_worker=worker.WORKER_SETTINGS["nthreads"],
         memory_limit=worker.WORKER_SETTINGS["memory_limit"],
         host="127.0.0.1",
-        dashboard_address=None,
+        dashboard_address="127.0.0.1:0",  # of its other pages: without one they are at a port of all
+        scheduler_kwargs={"dashboard": False},
         local_directory=scratch,
         silence_logs=50,
         env={

@@ -153,8 +153,8 @@ def _hash_of(path: Path) -> str:
     with path.open("rb") as file:
         if not path.stat().st_size:
             return content_hash128(b"").hex()
-        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
-            return content_hash128(memoryview(content)).hex()
+        with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as content:
+            return content_hash128(content).hex()
 
 
 # --- the answers

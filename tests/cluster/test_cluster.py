@@ -22,14 +22,23 @@ from orchestrator.stores.pack import Pack
 from tests.cli.conftest import Done, run_program
 from tests.cluster.clusters import Cluster, cluster, kill_session, processes_of, until
 from tests.drivers import REPOSITORY, driver_environment, require_tool
+from tests.run.small_sets import write_small_set
 
 COUNT = 238  # pipelines of the sample
+FEW = 64  # of two shards
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("set") / "game.foz"
     shutil.copyfile(sample_path(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("small") / "game.foz"
+    write_small_set(path, 0, FEW)
     return path
 
 
@@ -53,23 +62,23 @@ def report_of(done: Done, code: int = ExitCode.OK) -> dict[str, Any]:
     return report
 
 
-def test_the_pack_is_that_of_one_machine(two: Cluster, archive: Path, tmp_path: Path) -> None:
-    report = report_of(two.compile(archive, tmp_path / "many", "-d", "simulated"))
-    alone = report_of(run_program("compile", archive, "-d", "simulated", "--out", tmp_path / "one", "--json"))
+def test_the_pack_is_that_of_one_machine(two: Cluster, small: Path, tmp_path: Path) -> None:
+    report = report_of(two.compile(small, tmp_path / "many", "-d", "simulated"))
+    alone = report_of(run_program("compile", small, "-d", "simulated", "--out", tmp_path / "one", "--json"))
     assert held(tmp_path / "many") == held(tmp_path / "one")
-    assert report["outcomes"] == alone["outcomes"] == {**alone["outcomes"], "compiled": COUNT}
+    assert report["outcomes"] == alone["outcomes"] == {**alone["outcomes"], "compiled": FEW}
     assert {name: report["set"][name] for name in ("unique", "pipelines", "content_hash", "subset")} == {
         name: alone["set"].get(name) for name in ("unique", "pipelines", "content_hash", "subset")
     }
     assert not list(tmp_path.glob(".many.cluster/back/*")), "what came back is in the pack"
-    again = report_of(two.compile(archive, tmp_path / "many", "-d", "simulated"))
-    assert again["outcomes"]["cache_hits"] == COUNT, "shards begin with what the pack has"
+    again = report_of(two.compile(small, tmp_path / "many", "-d", "simulated"))
+    assert again["outcomes"]["cache_hits"] == FEW, "shards begin with what the pack has"
 
 
 @pytest.mark.driver("radv:navi21")
-def test_what_many_machines_compile_hits_on_a_real_driver(tmp_path: Path) -> None:
+def test_what_many_machines_compile_hits_on_a_real_driver(small: Path, tmp_path: Path) -> None:
     pack, cache = tmp_path / "pack", tmp_path / "cache"
-    of = ("sample", "-d", "radv:navi21", "--json")
+    of = (small, "-d", "radv:navi21", "--json")
     created = report_of(run_program("compile", *of, "--out", pack, "--cluster", "local:2"))["outcomes"]
     assert created["failed"] == 0
     assert created["compiled"] > 0
@@ -78,18 +87,18 @@ def test_what_many_machines_compile_hits_on_a_real_driver(tmp_path: Path) -> Non
     assert again.document["outcomes"]["compiled"] == 0, "a new process finds all of it"
 
 
-def test_a_set_that_a_machine_lacks_is_sent_to_it(archive: Path, tmp_path: Path) -> None:
+def test_a_set_that_a_machine_lacks_is_sent_to_it(small: Path, tmp_path: Path) -> None:
     require_tool("unshare")
     # The worker's machine has another folder in place of the set's, and of what came back.
-    hidden = f'mount -t tmpfs none {archive.parent} && mount -t tmpfs none {tmp_path}/out && exec "$@"'
+    hidden = f'mount -t tmpfs none {small.parent} && mount -t tmpfs none {tmp_path}/out && exec "$@"'
     (tmp_path / "out").mkdir()
     folder = tmp_path / "cluster"
     folder.mkdir()
     with cluster(folder, "far", prefix=("unshare", "-m", "sh", "-c", hidden, "sh")) as made:
-        report = report_of(made.compile(archive, tmp_path / "out" / "pack", "-d", "simulated"))
-    assert report["outcomes"]["compiled"] == COUNT
+        report = report_of(made.compile(small, tmp_path / "out" / "pack", "-d", "simulated"))
+    assert report["outcomes"]["compiled"] == FEW
     (kept,) = (folder / "far" / "worker" / "files").glob("*/game.foz")
-    assert kept.read_bytes() == archive.read_bytes()
+    assert kept.read_bytes() == small.read_bytes()
 
 
 def test_a_machine_that_dies_costs_its_shard_only(two: Cluster, archive: Path, tmp_path: Path) -> None:
@@ -106,7 +115,7 @@ def test_the_same_command_continues_after_the_coordinator_died(
 ) -> None:
     running = two.begin(archive, tmp_path / "pack", "-d", "simulated")
     back = tmp_path / ".pack.cluster" / "back"
-    until(lambda: bool(list(back.glob("*/*/report"))))
+    until(lambda: running.poll() is not None or bool(list(back.glob("*/*/report"))))
     kill_session(running)
     kept = {each.parent.name for each in back.glob("*/*/report")}
     report = report_of(two.compile(archive, tmp_path / "pack", "-d", "simulated"))
@@ -120,7 +129,7 @@ def test_a_signal_stops_the_machines_and_what_they_have_is_kept(
 ) -> None:
     running = two.begin(archive, tmp_path / "pack", "-d", "simulated")
     back = tmp_path / ".pack.cluster" / "back"
-    until(lambda: bool(list(back.glob("*/*/report"))))
+    until(lambda: running.poll() is not None or bool(list(back.glob("*/*/report"))))
     running.send_signal(signal.SIGINT)
     assert running.wait() in (ExitCode.INTERRUPTED, ExitCode.OK), two.log("compile")
     assert held(tmp_path / "pack"), "what came back is in the pack"
@@ -128,11 +137,11 @@ def test_a_signal_stops_the_machines_and_what_they_have_is_kept(
     assert report["outcomes"]["compiled"] + report["outcomes"]["cache_hits"] == COUNT
 
 
-def test_who_has_what_is_shown_and_who_lacks_it_is_named(two: Cluster, archive: Path, tmp_path: Path) -> None:
+def test_who_has_what_is_shown_and_who_lacks_it_is_named(two: Cluster, small: Path, tmp_path: Path) -> None:
     done = two.devices()
     machines = done.document["machines"]
     assert [each["devices"][0]["selector"] for each in machines] == ["simulated"] * len(machines)
-    done = two.compile(archive, tmp_path / "pack", "-d", "radv:nosuchfamily")
+    done = two.compile(small, tmp_path / "pack", "-d", "radv:nosuchfamily")
     assert done.code == ExitCode.NO_DEVICE
     (target,) = done.document["targets"]
     assert "no machine of" in target["problem"]
@@ -140,24 +149,24 @@ def test_who_has_what_is_shown_and_who_lacks_it_is_named(two: Cluster, archive: 
 
 
 @pytest.mark.driver("radv:navi21")
-def test_a_machine_without_the_driver_gets_nothing_of_its_target(archive: Path, tmp_path: Path) -> None:
+def test_a_machine_without_the_driver_gets_nothing_of_its_target(small: Path, tmp_path: Path) -> None:
     with cluster(tmp_path) as made:
         made.add("with", environment=driver_environment("radv:navi21"))
         made.add("without", environment={"VK_DRIVER_FILES": str(tmp_path / "none.json")})
         made.wait_for(2)
-        done = made.compile(archive, tmp_path / "pack", "-d", "radv:navi21", "-d", "simulated")
+        done = made.compile(small, tmp_path / "pack", "-d", "radv:navi21", "-d", "simulated")
     assert done.code == ExitCode.OK, done.err
     assert {each["report"]["outcomes"]["failed"] for each in done.document["targets"]} == {0}
     assert len(Pack.open(tmp_path / "pack").manifest.targets) == 2
 
 
-def test_the_commands_of_the_page_run(two: Cluster, archive: Path, tmp_path: Path) -> None:
+def test_the_commands_of_the_page_run(two: Cluster, small: Path, tmp_path: Path) -> None:
     page = (REPOSITORY / "docs" / "cluster.md").read_text("utf-8")
     commands = re.findall(r"^    ((?:orchestrator|dask|openssl|chmod) .*)$", page, flags=re.MULTILINE)
     assert len(commands) >= 10
     # Schedulers and workers run already, begun by the same commands.
     serving = [each for each in commands if each.startswith(("dask scheduler", "orchestrator worker"))]
-    shutil.copyfile(archive, tmp_path / "game.foz")
+    shutil.copyfile(small, tmp_path / "game.foz")
     for command in [each for each in commands if each not in serving]:
         line = re.sub(r"\S+://\S+", two.address, command).replace("'radv:*'", "simulated")
         line = line.replace("radv:navi21", "simulated").replace("radv:navi31", "simulated")
@@ -178,7 +187,7 @@ def test_a_cluster_off_this_machine_is_encrypted_or_refused() -> None:
             require_safe(address)
 
 
-def test_a_cluster_with_certificates(archive: Path, tmp_path: Path) -> None:
+def test_a_cluster_with_certificates(small: Path, tmp_path: Path) -> None:
     require_tool("openssl")
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = [
@@ -202,16 +211,16 @@ def test_a_cluster_with_certificates(archive: Path, tmp_path: Path) -> None:
     options += ("--tls-cert", str(certificate), "--tls-key", str(key))
     with cluster(tmp_path, "one", environment=environment, scheduler_options=options) as made:
         assert made.address.startswith("tls://")
-        report = report_of(made.compile(archive, tmp_path / "pack", "-d", "simulated"))
-        assert report["outcomes"]["compiled"] == COUNT
+        report = report_of(made.compile(small, tmp_path / "pack", "-d", "simulated"))
+        assert report["outcomes"]["compiled"] == FEW
         stranger = run_program("devices", "--cluster", made.address)
     assert stranger.code == ExitCode.BAD_INPUT
     assert "no scheduler answers" in stranger.err
 
 
-def test_without_workers_it_says_what_to_start(archive: Path, tmp_path: Path) -> None:
+def test_without_workers_it_says_what_to_start(small: Path, tmp_path: Path) -> None:
     with cluster(tmp_path) as made:
-        done = made.compile(archive, tmp_path / "pack", "-d", "simulated")
+        done = made.compile(small, tmp_path / "pack", "-d", "simulated")
     assert done.code == ExitCode.BAD_INPUT
     (target,) = done.document["targets"]
     assert "orchestrator worker" in target["problem"]
@@ -220,7 +229,9 @@ def test_without_workers_it_says_what_to_start(archive: Path, tmp_path: Path) ->
 def test_nothing_is_left_of_a_local_cluster(archive: Path, tmp_path: Path) -> None:
     made = Cluster(tmp_path, address="local:2")
     running = made.begin(archive, tmp_path / "pack", "-d", "simulated")
-    until(lambda: bool(list((tmp_path / ".pack.cluster").glob("back/*/*/report"))))
+    until(
+        lambda: running.poll() is not None or bool(list((tmp_path / ".pack.cluster").glob("back/*/*/report")))
+    )
     running.send_signal(signal.SIGTERM)
     assert running.wait() in (ExitCode.INTERRUPTED, ExitCode.OK), made.log("compile")
     until(lambda: not processes_of(running.pid))

@@ -228,7 +228,8 @@ def test_a_program_that_owns_its_process_sets_its_environment_once() -> None:
 
 
 _TWO_ARCHITECTURES = """
-from orchestrator.devices import families, manifests
+from orchestrator.devices import families
+from orchestrator.devices.vulkan import manifests
 from orchestrator.devices.opening import open_device, own_process
 def main(folder):
     manifests._MANIFEST_FOLDERS = (folder,)

@@ -261,7 +261,7 @@ def test_a_rolling_compile_saves_on_the_way_and_ends_with_everything(folder: Pat
         assert report.cache_file.error is None
         again = compiled(where, mode=CacheMode.SHARED, workers=1)
         assert again.cache_file.saved_bytes == 0, "nothing was missing"
-        saves += any("while pipelines were compiled" in note for note in report.notes)
+        saves += len(report.cache_file.saves) > 1
         if saves:
             break
     assert saves

@@ -124,7 +124,7 @@ async def test_a_budget_hands_back_what_remains_and_the_next_goes_on() -> None:
         left = await session.run_for(float("inf"))  # it comes back when nothing is left
         assert left.done
         assert left.estimated_ns == 0
-        assert recorder.order[0] == 25
+        assert 25 in recorder.order[:2]  # of two workers, which begin at once
         assert (await session.run_for(3600)).done
         progress = session.progress
         assert (progress.total, progress.done, progress.in_flight) == (21, 21, 0)
