@@ -41,7 +41,7 @@ ENTRY_VARIABLE = "ORCHESTRATOR_TEST_ENTRY"
 REPORTS_VARIABLE = "ORCHESTRATOR_TEST_REPORTS"
 _FOLDER = Path(__file__).resolve().parent.parts
 
-LONGEST = ("cli", "run", "radv:navi21", "tests", "stores", "supervise", "bench", "sets")
+LONGEST = ("cli", "run", "cluster", "radv:navi21", "tests", "stores", "supervise", "bench", "sets")
 """The entries that begin first, so that the last ones to run are short."""
 
 
