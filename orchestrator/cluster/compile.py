@@ -32,16 +32,17 @@ from orchestrator.cluster.connection import Cluster, Machine, WorkerLostError, c
 from orchestrator.cluster.messages import (
     ClusterError,
     CompileShard,
+    Devices,
     Forget,
-    Identified,
-    Identify,
     JoinPacks,
+    ListDevices,
     Made,
     SentFile,
     ShardProgress,
 )
 from orchestrator.cluster.report import joined_report
-from orchestrator.cluster.worker import PACK, REPORT, send_of
+from orchestrator.cluster.worker import PACK, REPORT, files_of, put_cache, send_of
+from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import NoDeviceError, OrchestratorError
 from orchestrator.run.options import CompileOptions
@@ -50,14 +51,9 @@ from orchestrator.run.steering import Steering
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.records import PipelineJobs
 from orchestrator.sets.subset import Subset
-from orchestrator.stores.cache_file import (
-    CACHE_FILE_SUFFIX,
-    PREFIX_HEADER_SIZE,
-    CacheHeaderError,
-    prove_content,
-)
-from orchestrator.stores.files.atomic_file import content_hash128, write_atomically
-from orchestrator.stores.pack import MANIFEST, Pack, PackTarget, PackWriter, manifest_of
+from orchestrator.stores.cache_file import cache_path
+from orchestrator.stores.files.atomic_file import content_hash128
+from orchestrator.stores.pack import Pack, PackTarget, PackWriter, manifest_of
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.run_notes import read_durations
 
@@ -76,8 +72,6 @@ class _Shard:
     target: _Target
     number: int
     lost: list[str] = field(factory=list)  # machines
-    progress: ShardProgress | None = None
-    machine: Machine | None = None
 
     @property
     def name(self) -> str:
@@ -97,12 +91,15 @@ class _Target:
     name: str
     folder: Path
     shards: int = 0
-    identity: ProfileIdentity | None = None
+    device: DeviceIdentity | None = None
     seed: tuple[SentFile, ...] = ()
     began: float = field(factory=time.monotonic)
-    identified: dict[str, Identified | OrchestratorError] = field(factory=dict)  # by address
+    identified: dict[str, DeviceIdentity | OrchestratorError] = field(factory=dict)  # by address
+    # where a machine has the archives and the seed, by address
+    placed: dict[str, tuple[tuple[str, ...], tuple[SentFile, ...]]] = field(factory=dict)
     refused: dict[str, str] = field(factory=dict)  # by name of a machine: why it gets nothing more
-    running: dict[int, _Shard] = field(factory=dict)
+    running: set[int] = field(factory=set)  # shards
+    told: dict[int, ShardProgress] = field(factory=dict)  # the furthest of each shard
     reports: dict[int, CompileReport] = field(factory=dict)
     used: dict[str, int] = field(factory=dict)  # workers, by name of a machine
     failed: OrchestratorError | None = None
@@ -116,10 +113,16 @@ class _Target:
         """Whether a machine may compile for it."""
         found = self.identified.get(machine.address)
         return (
-            isinstance(found, Identified)
-            and found.identity == self.identity
+            isinstance(found, DeviceIdentity)
+            and ProfileIdentity.of(found) == self.identity
             and machine.name not in self.refused
         )
+
+    @property
+    def identity(self) -> ProfileIdentity:
+        """Of its device, once that is chosen."""
+        assert self.device is not None  # noqa: S101 - chosen before
+        return ProfileIdentity.of(self.device)
 
     def tell(self) -> None:
         """Report how far it is."""
@@ -129,12 +132,12 @@ class _Target:
             found = {"hits": outcomes.cache_hits, "failed": outcomes.failed, "skipped": outcomes.skipped}
             # What several applications share is compiled for each, and counts once in a report.
             counts.update({**found, "compiled": len(self.jobs_of(number)) - sum(found.values())})
-        for shard in self.running.values():
-            if shard.progress is not None:
-                told = msgspec.structs.asdict(shard.progress)
+        in_flight = 0
+        for number, progress in self.told.items():
+            if number not in self.reports:
+                told = msgspec.structs.asdict(progress)
                 counts.update({name: told[name] for name in ("compiled", "hits", "failed", "skipped")})
-                counts["in_flight"] += shard.progress.in_flight
-        in_flight = counts.pop("in_flight", 0)
+                in_flight += progress.in_flight if number in self.running else 0
         done, total = counts.total(), len(self.jobs)
         spent = time.monotonic() - self.began
         left = spent * (total - done) / done if done else None
@@ -238,7 +241,7 @@ class ClusterCompiler:
             nursery.start_soon(self._stop_with, steering.stop, target)
             await self._until_done(target)
             nursery.cancel_scope.cancel()
-        if target.failed is not None and not target.reports:
+        if target.failed is not None:
             raise target.failed
         if not target.reports:
             raise ClusterError(
@@ -256,7 +259,7 @@ class ClusterCompiler:
             was_loaded=bool(target.seed),
             workers=sum(target.used.values()) or 1,
             stopped=bool(lacking),
-            notes=[*notes, *self._notes_of(target)],
+            notes=[*notes, *(f"{name} compiled nothing more: {why}" for name, why in target.refused.items())],
         )
         if len(done) == target.shards:
             shutil.rmtree(target.folder, ignore_errors=True)
@@ -271,9 +274,7 @@ class ClusterCompiler:
         files = tuple(send_of(Path(each), Path(each).name) for each in archives)
         with open_paths(archives) as source:
             groups = options.subset.groups_of(source)
-            jobs = PipelineJobs.of(
-                dict.fromkeys(job for each in groups for job in options.subset.of(each.pipelines))
-            )
+            jobs = PipelineJobs.joined([options.subset.of(each.pipelines) for each in groups])
         about = (*(each.xxh3_128 for each in files), options.selector, str(options.mode), str(options.subset))
         name = content_hash128("\n".join(about).encode()).hex()[:24]
         return _Target(options, files, jobs, name, self.folder / name)
@@ -282,9 +283,9 @@ class ClusterCompiler:
         """Know what a target's selector names on a machine."""
         if machine.address in target.identified:
             return
-        request = Identify(target.options.selector, target.options.trial_limits.opener)
         try:
-            target.identified[machine.address] = await self.cluster.ask(machine, request, Identified)
+            answer = await self.cluster.ask(machine, ListDevices(target.options.selector), Devices)
+            target.identified[machine.address] = answer.found[0].identity
         except OrchestratorError as error:
             target.identified[machine.address] = error
         except WorkerLostError:
@@ -300,25 +301,28 @@ class ClusterCompiler:
             for each in machines:
                 nursery.start_soon(self._identify, each, target)
         names = {each.address: each.name for each in machines}
-        found = {names[at]: one for at, one in target.identified.items() if isinstance(one, Identified)}
+        found = {names[at]: one for at, one in target.identified.items() if isinstance(one, DeviceIdentity)}
         if not found:
             why = [f"{names[at]}: {one}" for at, one in target.identified.items()]
             why += self.cluster.refused.values()
             said = "; ".join(why) or "it has no workers: `orchestrator worker ADDRESS` on each machine"
             kind = NoDeviceError if why else ClusterError
             raise kind(f"no machine of {self.cluster.address} has {target.options.selector}: {said}")
-        target.identity = Counter(each.identity for each in found.values()).most_common(1)[0][0]
+        identities = {name: ProfileIdentity.of(each) for name, each in found.items()}
+        commonest = Counter(identities.values()).most_common(1)[0][0]
+        target.device = next(each for name, each in found.items() if identities[name] == commonest)
         foreign = [
             f"{name} has another driver for {target.options.selector} and compiled nothing of it: "
-            f"{', '.join(target.identity.differences(each.identity))}"
-            for name, each in found.items()
-            if each.identity != target.identity
+            f"{', '.join(each.differences(commonest))}"
+            for name, each in identities.items()
+            if each != commonest
         ]
         return [*foreign, *self.cluster.refused.values()]
 
     def _divide(self, target: _Target, cache_directory: Path) -> None:
         """Decide how many shards there are: as before where some came back before."""
-        cache_file = _cache_file(cache_directory, target.identity)
+        assert target.device is not None  # noqa: S101 - chosen before
+        cache_file = cache_path(cache_directory, target.device)
         target.seed = self._seed(target, cache_file)
         with suppress(OSError):
             before = [each.name.rpartition("-of-")[2] for each in target.folder.iterdir()]
@@ -332,34 +336,40 @@ class ClusterCompiler:
             if target.takes(each)
         )
         estimate_s = len(target.jobs) * _UNKNOWN_NS / 1e9
-        if cache_file is not None and len(times := read_durations(cache_file).duration_ns):
+        if len(times := read_durations(cache_file).duration_ns):
             estimate_s = float(times.mean()) * len(target.jobs) / 1e9
         by_time = estimate_s / max(1, workers) * max(1, machines) / _SHARD_S
         most = max(1, len(target.jobs) // _LEAST_PIPELINES)
         target.shards = int(min(max(by_time, _LEAST_SHARDS * max(1, machines)), most))
 
-    def _seed(self, target: _Target, cache_file: Path | None) -> tuple[SentFile, ...]:
+    def _seed(self, target: _Target, cache_file: Path) -> tuple[SentFile, ...]:
         """A pack of the cache file that is there, which the shards begin with."""
-        if cache_file is None:
-            return ()
         folder = target.folder / "seed" / PACK
         shutil.rmtree(folder, ignore_errors=True)
         writer = PackWriter(folder)
-        files = writer.files_at(cache_file)
+        if not (files := writer.files_at(cache_file)):
+            return ()
         selector = target.options.selector
         writer.finish(manifest_of([PackTarget(selector=selector, identity=target.identity, files=files)]))
-        return _files(folder)
+        return files_of(folder)
 
     def _came_back(self, shard: _Shard) -> bool:
         """Whether a shard came back whole in an earlier run."""
         with suppress(OSError, msgspec.MsgspecError, OrchestratorError):
-            report = decode_msgpack((shard.folder / REPORT).read_bytes(), CompileReport)
-            pack = Pack.open(shard.folder / PACK)
-            same = ProfileIdentity.of(report.device.identity) == shard.target.identity
-            if same and not report.stopped and not any(pack.problems()):
+            report = self._kept(shard)
+            if not report.stopped:
                 shard.target.reports[shard.number] = report
                 return True
         return False
+
+    def _kept(self, shard: _Shard) -> CompileReport:
+        """The report of a shard that came back with its pack, proven; raises ClusterError."""
+        report = decode_msgpack((shard.folder / REPORT).read_bytes(), CompileReport)
+        if differences := ProfileIdentity.of(report.device.identity).differences(shard.target.identity):
+            raise ClusterError(f"its driver is another one now: {', '.join(differences)}")
+        for path, why in Pack.open(shard.folder / PACK).problems():
+            raise ClusterError(f"{path.name}: {why}")
+        return report
 
     # --- the machines
 
@@ -384,10 +394,12 @@ class ClusterCompiler:
     async def _give(self, machine: Machine, shard: _Shard) -> None:
         """Have a machine compile a shard, and take what it made; or queue the shard again."""
         target = shard.target
-        target.running[shard.number], shard.machine = shard, machine
+        target.running.add(shard.number)
         try:
             made, workers = await self._compiled(machine, shard)
-            await self._take_back(machine, shard, made)
+            shutil.rmtree(shard.folder, ignore_errors=True)
+            await self.cluster.fetch(machine, made.files, shard.folder)
+            target.reports[shard.number] = self._kept(shard)
             target.used[machine.name] = workers
         except WorkerLostError:
             shard.lost.append(machine.name)
@@ -403,24 +415,17 @@ class ClusterCompiler:
             if not any(map(target.takes, self.cluster.machines.values())):
                 target.failed = error if isinstance(error, OrchestratorError) else ClusterError(str(error))
         finally:
-            del target.running[shard.number]
-            shard.progress = shard.machine = None
+            target.running.remove(shard.number)
             target.tell()
             self.cluster.changed()
 
-    async def _take_back(self, machine: Machine, shard: _Shard, made: Made) -> None:
-        shutil.rmtree(shard.folder, ignore_errors=True)
-        await self.cluster.fetch(machine, made.files, shard.folder)
-        for path, why in Pack.open(shard.folder / PACK).problems():
-            raise ClusterError(f"{machine.name}: {path.name}: {why}")
-        report = decode_msgpack((shard.folder / REPORT).read_bytes(), CompileReport)
-        shard.target.reports[shard.number] = report
-
     async def _compiled(self, machine: Machine, shard: _Shard) -> tuple[Made, int]:
         target = shard.target
-        assert target.identity is not None  # noqa: S101 - chosen before
-        archives = await self.cluster.send(machine, target.archives)
-        seed = await self.cluster.send(machine, target.seed)
+        if machine.address not in target.placed:
+            archives = await self.cluster.send(machine, target.archives)
+            seed = _at(target.seed, await self.cluster.send(machine, target.seed))
+            target.placed[machine.address] = archives, seed
+        archives, seed = target.placed[machine.address]
         options = target.options.after(time.monotonic() - target.began)
         mode = options.mode or CacheMode.PER_WORKER
         workers = self.workers or processors_of(self.cluster, machine)
@@ -429,16 +434,17 @@ class ClusterCompiler:
             run=self.cluster.run,
             archives=archives,
             options=msgspec.msgpack.encode(evolve(options, workers=workers, mode=mode, subset=subset)),
-            identity=target.identity,
             name=shard.name,
-            seed=_at(target.seed, seed),
+            seed=seed,
         )
         return await self.cluster.ask(machine, request, Made), workers
 
     def _take_progress(self, progress: ShardProgress) -> None:
         shard = self._by_name.get(progress.name)
-        if shard is not None and shard.machine is not None:
-            shard.progress = progress
+        if shard is not None:
+            told = shard.target.told
+            # A machine that begins a lost shard again is behind what was told of it.
+            told[shard.number] = max(told.get(shard.number, progress), progress, key=lambda each: each.done)
             shard.target.tell()
 
     # --- the end
@@ -476,7 +482,7 @@ class ClusterCompiler:
         """Have a machine join the packs of the shards; returns the cache file, which is in place."""
         folders = [target.folder / f"{number}-of-{target.shards}" / PACK for number in sorted(target.reports)]
         folders = [each for each in folders if any(one.cache for one in Pack.open(each).manifest.targets)]
-        packs = [_files(each) for each in folders]
+        packs = [files_of(each) for each in folders]
         if target.seed:
             packs.append(target.seed)
         if not packs:
@@ -487,11 +493,7 @@ class ClusterCompiler:
             await self._joined(target, packs, folder.parent)
         pack = Pack.open(folder)
         (found,) = (each for each in pack.manifest.targets if each.identity == target.identity)
-        assert found.cache is not None  # noqa: S101 - each of the packs has one
-        place = cache_directory / found.cache.name
-        write_atomically(place, [pack.read_cache(found)])
-        pack.read_notes(found).add_to(place)
-        return place
+        return put_cache(pack, found, cache_directory)
 
     async def _joined(self, target: _Target, packs: list[tuple[SentFile, ...]], folder: Path) -> None:
         with trio.move_on_after(_PATIENCE_S) as patience:
@@ -502,8 +504,7 @@ class ClusterCompiler:
                         continue
                     with suppress(WorkerLostError):
                         sent = [_at(each, await self.cluster.send(machine, each)) for each in packs]
-                        opener = target.options.trial_limits.opener
-                        request = JoinPacks(tuple(sent), target.name, opener)
+                        request = JoinPacks(tuple(sent), target.name)
                         patience.deadline = float("inf")
                         made = await self.cluster.ask(machine, request, Made)
                         shutil.rmtree(folder, ignore_errors=True)
@@ -513,29 +514,6 @@ class ClusterCompiler:
                     await self.cluster.wait()
         raise ClusterError(f"no machine is left that can join what came back for {target.options.selector}")
 
-    def _notes_of(self, target: _Target) -> list[str]:
-        notes = [f"{name} compiled nothing more: {why}" for name, why in target.refused.items()]
-        if target.failed is not None:
-            notes.append(str(target.failed))
-        return notes
-
 
 def _at(files: tuple[SentFile, ...], paths: tuple[str, ...]) -> tuple[SentFile, ...]:
     return tuple(replace(file, path=path) for file, path in zip(files, paths, strict=True))
-
-
-def _files(folder: Path) -> tuple[SentFile, ...]:
-    """The files of a pack that is on this machine."""
-    names = [file.name for each in Pack.open(folder).manifest.targets for file in each.files]
-    return tuple(send_of(folder / name, f"{PACK}/{name}") for name in (*names, MANIFEST))
-
-
-def _cache_file(directory: Path, identity: ProfileIdentity | None) -> Path | None:
-    """The cache file of a device that a directory has."""
-    for each in sorted(directory.glob(f"*{CACHE_FILE_SUFFIX}")):
-        with suppress(CacheHeaderError, OSError):
-            content = each.read_bytes()
-            header = prove_content(content[:PREFIX_HEADER_SIZE], content[PREFIX_HEADER_SIZE:])
-            if ProfileIdentity.of(header) == identity:
-                return each
-    return None

@@ -8,7 +8,6 @@ through the scheduler. One trio thread.
 from __future__ import annotations
 
 import ipaddress
-import math
 import os
 import socket
 import sys
@@ -53,6 +52,13 @@ _SETTINGS: Final = {
     "distributed.scheduler.work-stealing": False,
     "distributed.comm.timeouts.connect": f"{_CONNECT_S:.0f}s",
 }
+
+
+_LOST: Final = (
+    distributed.scheduler.KilledWorker,
+    distributed.client.FutureCancelledError,
+    distributed.comm.core.CommClosedError,
+)
 
 
 class WorkerLostError(Exception):
@@ -227,7 +233,7 @@ class Cluster:
                 raise WorkerLostError(machine.name)
             try:
                 return await trio.to_thread.run_sync(future.result)
-            except (distributed.scheduler.KilledWorker, distributed.client.FutureCancelledError, OSError):
+            except _LOST:
                 raise WorkerLostError(machine.name) from None
         finally:
             if not done.is_set():
@@ -294,16 +300,15 @@ class Cluster:
             await trio.sleep(_LOOK_S)
 
     async def _addresses(self) -> set[str]:
-        def look() -> set[str]:
-            return set(self.client.scheduler_info(n_workers=-1)["workers"])
-
+        look = partial(self.client.scheduler_info, n_workers=-1)
         try:
-            return await trio.to_thread.run_sync(look, abandon_on_cancel=True)
-        except (OSError, distributed.comm.core.CommClosedError) as error:
-            raise ClusterError(f"the scheduler at {self.address} is gone: {error}") from None
+            return set((await trio.to_thread.run_sync(look, abandon_on_cancel=True))["workers"])
+        except (OSError, KeyError):  # a client whose scheduler has ended knows of no workers at all
+            kept = "what came back is kept, and the same command goes on from there"
+            raise ClusterError(f"the scheduler at {self.address} has ended; {kept}") from None
 
     async def _greet(self, address: str) -> None:
-        machine = Machine(address, About("?", "?", "?", 1))
+        machine = Machine(address, About("?", "?", 1))
         with suppress(WorkerLostError):
             with trio.move_on_after(_CONNECT_S):
                 machine.about = await self.ask(machine, Greet(), About)
@@ -343,4 +348,4 @@ class Cluster:
 def processors_of(cluster: Cluster, machine: Machine) -> int:
     """The processors that a worker may use: local ones divide this machine's."""
     share = len(cluster.machines) if cluster.is_local else 1
-    return max(1, math.floor(machine.about.processors / max(1, share)))
+    return max(1, machine.about.processors // max(1, share))

@@ -10,7 +10,6 @@ import msgspec
 from orchestrator.children.protocol import SentError
 from orchestrator.devices.listing_messages import DeviceEntry
 from orchestrator.errors import OrchestratorError
-from orchestrator.stores.profile_file import ProfileIdentity
 
 
 class ClusterError(OrchestratorError):
@@ -35,23 +34,7 @@ class About(msgspec.Struct, frozen=True, tag="about"):
 
     machine: str
     orchestrator: str
-    python: str
     processors: int
-
-
-class Identify(msgspec.Struct, frozen=True, tag="identify"):
-    """Ask what a selector names on a worker's machine."""
-
-    selector: str
-    opener: str = ""
-
-
-class Identified(msgspec.Struct, frozen=True, tag="identified"):
-    """The device and its driver."""
-
-    identity: ProfileIdentity
-    device_name: str
-    driver: str
 
 
 class ListDevices(msgspec.Struct, frozen=True, tag="list"):
@@ -92,7 +75,6 @@ class CompileShard(msgspec.Struct, frozen=True, tag="compile"):
     run: str  # names the run of the coordinator that steers it
     archives: tuple[str, ...]  # on the worker
     options: bytes  # encoded CompileOptions, whose subset is the shard
-    identity: ProfileIdentity  # of the device that must compile it
     name: str  # of the folder of the shard, the same on every machine
     seed: tuple[SentFile, ...] = ()  # of a pack whose cache is loaded first; on the worker
 
@@ -102,7 +84,6 @@ class JoinPacks(msgspec.Struct, frozen=True, tag="join"):
 
     packs: tuple[tuple[SentFile, ...], ...]  # the files of each, on the worker
     name: str  # of the folder of the joined pack
-    opener: str = ""
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
@@ -117,8 +98,8 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
     files: tuple[SentFile, ...]
 
 
-Request = Greet | Identify | ListDevices | Locate | CompileShard | JoinPacks | Forget
-Answer = About | Identified | Devices | Located | Made | SentError
+Request = Greet | ListDevices | Locate | CompileShard | JoinPacks | Forget
+Answer = About | Devices | Located | Made | SentError
 
 
 class ShardProgress(msgspec.Struct, frozen=True):

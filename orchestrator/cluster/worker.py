@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
-import platform
 import shutil
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,8 +35,6 @@ from orchestrator.cluster.messages import (
     Devices,
     Forget,
     Greet,
-    Identified,
-    Identify,
     JoinPacks,
     ListDevices,
     Locate,
@@ -48,15 +46,18 @@ from orchestrator.cluster.messages import (
 )
 from orchestrator.devices.listing import list_all, list_one
 from orchestrator.errors import OrchestratorError
-from orchestrator.packs.driver import pack_driver
 from orchestrator.packs.growing import GrowingPack
 from orchestrator.packs.joining import join_packs
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.run.records import CompileReport, Progress, encode_msgpack
 from orchestrator.run.steering import Steering
-from orchestrator.stores.files.atomic_file import content_hash128, likely_cause, write_atomically
-from orchestrator.stores.pack import MANIFEST, Pack
-from orchestrator.stores.profile_file import ProfileIdentity
+from orchestrator.stores.files.atomic_file import (
+    content_hash128,
+    ensure_directory,
+    likely_cause,
+    write_atomically,
+)
+from orchestrator.stores.pack import MANIFEST, Pack, PackTarget
 from orchestrator.supervise.supervisor import compile_supervised
 from orchestrator.supervise.targets import TargetResult
 from orchestrator.version import VERSION
@@ -84,11 +85,10 @@ def answer(request: bytes) -> bytes:
     """The task: the answer to a request."""
     asked: Any = msgspec.msgpack.decode(request, type=Request)
     try:
-        answered = _ANSWERS[type(asked)](asked)
+        with _naming_machine():
+            answered = _ANSWERS[type(asked)](asked)
     except OrchestratorError as error:
         answered = SentError.of(error)
-    except OSError as error:
-        answered = SentError.of(ClusterError(f"{socket.gethostname()}: {likely_cause(error)}"))
     return msgspec.msgpack.encode(answered)
 
 
@@ -97,11 +97,13 @@ def keep_chunk(chunk: bytes, data: bytes) -> None:
     part = msgspec.msgpack.decode(chunk, type=Chunk)
     place = _kept(part.file)
     partial_file = place.with_name(f"{place.name}.part")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with partial_file.open("r+b" if part.offset else "wb") as file:
-        file.seek(part.offset)
-        file.write(data)
-    if part.offset + len(data) == part.file.size:
+    with _naming_machine():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with partial_file.open("r+b" if part.offset else "wb") as file:
+            file.seek(part.offset)
+            file.write(data)
+        if part.offset + len(data) < part.file.size:
+            return
         if not _is_file(partial_file, part.file):
             partial_file.unlink()
             raise ClusterError(f"{socket.gethostname()}: {part.file.name} did not come over as it was sent")
@@ -111,9 +113,18 @@ def keep_chunk(chunk: bytes, data: bytes) -> None:
 def read_chunk(chunk: bytes) -> bytes:
     """The task: a part of a file that this worker has named."""
     part = msgspec.msgpack.decode(chunk, type=Chunk)
-    with Path(part.file.path).open("rb") as file:
+    with _naming_machine(), Path(part.file.path).open("rb") as file:
         file.seek(part.offset)
         return file.read(part.size)
+
+
+@contextmanager
+def _naming_machine() -> Iterator[None]:
+    """Say on which machine the system refused something, such as on one with a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise ClusterError(f"{socket.gethostname()}: {likely_cause(error)}") from error
 
 
 def run_worker(address: str, directory: Path, name: str | None) -> None:
@@ -149,6 +160,21 @@ def send_of(path: Path, name: str) -> SentFile:
     return SentFile(name, str(path.absolute()), path.stat().st_size, _hash_of(path))
 
 
+def files_of(folder: Path) -> tuple[SentFile, ...]:
+    """The files of a pack of this machine, its manifest last."""
+    names = [file.name for each in Pack.open(folder).manifest.targets for file in each.files]
+    return tuple(send_of(folder / name, f"{PACK}/{name}") for name in (*names, MANIFEST))
+
+
+def put_cache(pack: Pack, target: PackTarget, directory: Path) -> Path:
+    """Put the cache file of a pack's target into a directory, with what is noted of it; returns its path."""
+    assert target.cache is not None  # noqa: S101 - asked before
+    place = directory / target.cache.name
+    write_atomically(place, [pack.read_cache(target)])
+    pack.read_notes(target).add_to(place)
+    return place
+
+
 def _hash_of(path: Path) -> str:
     with path.open("rb") as file:
         if not path.stat().st_size:
@@ -161,12 +187,7 @@ def _hash_of(path: Path) -> str:
 
 
 def _greet(_request: Greet) -> Answer:
-    return About(socket.gethostname(), VERSION, platform.python_version(), available_workers())
-
-
-def _identify(request: Identify) -> Answer:
-    with pack_driver(request.selector, request.opener) as driver:
-        return Identified(driver.device.identity, driver.device.device_name, driver.device.driver)
+    return About(socket.gethostname(), VERSION, available_workers())
 
 
 def _list(request: ListDevices) -> Answer:
@@ -191,32 +212,28 @@ def _compile(request: CompileShard) -> Answer:
         _seed(_assembled(request.seed, folder / "seed"), pack_folder)
     with GrowingPack.writing(pack_folder, None, [options.selector]) as pack:
         report = trio.run(_compiled, request, options, pack_folder)
-        found = ProfileIdentity.of(report.device.identity)
-        if differences := request.identity.differences(found):
-            said = ", ".join(differences)
-            raise ClusterError(f"{socket.gethostname()}: its driver was changed during the run: {said}")
         pack.finish([TargetResult(options.selector, report)])
     write_atomically(folder / REPORT, [encode_msgpack(report)])
-    return Made((*_files_of(pack_folder), send_of(folder / REPORT, REPORT)))
+    return Made((*files_of(pack_folder), send_of(folder / REPORT, REPORT)))
 
 
 def _seed(seed: Path, pack_folder: Path) -> None:
     pack = Pack.open(seed)
     for target in pack.manifest.targets:
         if target.cache is not None and not (pack_folder / target.cache.name).exists():
-            pack_folder.mkdir(parents=True, exist_ok=True)
-            pack_folder.chmod(0o700)
-            write_atomically(pack_folder / target.cache.name, [pack.read_cache(target)])
-            pack.read_notes(target).add_to(pack_folder / target.cache.name)
+            ensure_directory(pack_folder)
+            put_cache(pack, target, pack_folder)
 
 
 async def _compiled(request: CompileShard, options: CompileOptions, folder: Path) -> CompileReport:
-    steering, told = Steering(), [0.0]
-    _heard[request.run] = time.monotonic(), False
+    steering, told = Steering(), 0.0
+    _, is_stopped = _heard.get(request.run, (0.0, False))
+    heard(request.run, is_stopped)
 
     def tell(progress: Progress) -> None:
-        if trio.current_time() - told[0] >= _TELL_S:
-            told[0] = trio.current_time()
+        nonlocal told
+        if trio.current_time() - told >= _TELL_S:
+            told = trio.current_time()
             counts = {name: getattr(progress, name) for name in ShardProgress.__struct_fields__[1:]}
             message = asdict(ShardProgress(request.name, **counts))
             distributed.get_worker().log_event(f"{TOPIC}-{request.run}", message)
@@ -243,9 +260,9 @@ def _join(request: JoinPacks) -> Answer:
     parts = folder.with_name(f"{request.name}.parts")
     shutil.rmtree(parts, ignore_errors=True)
     packs = [_assembled(files, parts / str(number)) for number, files in enumerate(request.packs)]
-    join_packs([Pack.open(each) for each in packs], folder, opener=request.opener)
+    join_packs([Pack.open(each) for each in packs], folder)
     shutil.rmtree(parts)
-    return Made(_files_of(folder))
+    return Made(files_of(folder))
 
 
 def _forget(request: Forget) -> Answer:
@@ -265,18 +282,12 @@ def _assembled(files: Sequence[SentFile], folder: Path) -> Path:
 
 _ANSWERS: Final[dict[type, Callable[[Any], Answer]]] = {
     Greet: _greet,
-    Identify: _identify,
     ListDevices: _list,
     Locate: _locate,
     CompileShard: _compile,
     JoinPacks: _join,
     Forget: _forget,
 }
-
-
-def _files_of(folder: Path) -> tuple[SentFile, ...]:
-    names = sorted(file.name for each in Pack.open(folder).manifest.targets for file in each.files)
-    return tuple(send_of(folder / name, f"{PACK}/{name}") for name in (*names, MANIFEST))
 
 
 def _directory() -> Path:

@@ -124,6 +124,20 @@ def test_the_same_command_continues_after_the_coordinator_died(
     assert len(held(tmp_path / "pack")) == COUNT
 
 
+def test_the_end_of_the_scheduler_ends_the_compile_and_keeps_what_came_back(
+    archive: Path, tmp_path: Path
+) -> None:
+    with cluster(tmp_path, "one") as made:
+        running = made.begin(archive, tmp_path / "pack", "-d", "simulated")
+        back = tmp_path / ".pack.cluster" / "back"
+        until(lambda: bool(list(back.glob("*/*/report"))))
+        assert made.scheduler is not None
+        kill_session(made.scheduler)
+        assert running.wait(60) == ExitCode.BAD_INPUT, made.log("compile")
+        assert "the scheduler" in made.log("compile")
+        assert list(back.glob("*/*/report"))
+
+
 def test_a_signal_stops_the_machines_and_what_they_have_is_kept(
     two: Cluster, archive: Path, tmp_path: Path
 ) -> None:
