@@ -344,8 +344,7 @@ class SessionThread:
                 self._session, self._wake = session, wake
             _resolve(self.opened, opened)
             async with trio.open_nursery() as obeying:
-                while not has_ended:
-                    await trio.lowlevel.checkpoint()
+                while not has_ended:  # no checkpoint lies between this and `park`
                     if not self._commands:
                         await lot.park()
                         continue
@@ -357,6 +356,7 @@ class SessionThread:
                         self._answer(sent.future, error=error)
                     else:
                         obeying.start_soon(obey, sent, rest)
+                    await trio.lowlevel.checkpoint()
         return session.report
 
     def _answer(self, future: Future[Any], result: Any = None, *, error: BaseException | None = None) -> None:

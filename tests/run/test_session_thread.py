@@ -237,6 +237,19 @@ def test_a_lost_device_is_the_end_s_exception_and_everything_comes_back() -> Non
     assert (device.live_caches, device.live_pipelines) == (0, 0)
 
 
+def test_a_session_ends_in_whatever_order_its_commands_end() -> None:
+    for _ in range(30):  # trio runs what is ready in random order
+        device = losing_device(0)
+        session = start_session((device, prepared_set(device)), RunOptions(workers=1, schedule=ONE))
+        session.submit(0).result(LIMIT_S)
+        for _ in range(20):  # meanwhile, the workers end
+            session.promote(1, Priority.NOW).result(LIMIT_S)
+        last = session.promote(1, Priority.NOW)
+        last.add_done_callback(lambda _, session=session: (session.cancel(), session.finish()))
+        with pytest.raises(DeviceLostError):
+            session.ended.result(LIMIT_S)
+
+
 _FORGOTTEN = """
 import threading
 from orchestrator import RunOptions, start_session
