@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, si
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, RunReport
 from orchestrator.run.session import DeviceLostError
-from orchestrator.run.session_thread import start_session
+from orchestrator.run.session_thread import SessionThread, start_session
 from orchestrator.schedule.options import Priority
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -237,6 +238,11 @@ def test_a_lost_device_is_the_end_s_exception_and_everything_comes_back() -> Non
     assert (device.live_caches, device.live_pipelines) == (0, 0)
 
 
+def cancel_and_finish(session: SessionThread, _: object) -> None:
+    session.cancel()
+    session.finish()
+
+
 def test_a_session_ends_in_whatever_order_its_commands_end() -> None:
     for _ in range(30):  # trio runs what is ready in random order
         device = losing_device(0)
@@ -244,8 +250,8 @@ def test_a_session_ends_in_whatever_order_its_commands_end() -> None:
         session.submit(0).result(LIMIT_S)
         for _ in range(20):  # meanwhile, the workers end
             session.promote(1, Priority.NOW).result(LIMIT_S)
-        last = session.promote(1, Priority.NOW)
-        last.add_done_callback(lambda _, session=session: (session.cancel(), session.finish()))
+        promoted = session.promote(1, Priority.NOW)
+        promoted.add_done_callback(partial(cancel_and_finish, session))
         with pytest.raises(DeviceLostError):
             session.ended.result(LIMIT_S)
 
