@@ -133,6 +133,14 @@ class IdentifiedModules:
         self.table[module, : len(identifier)] = np.frombuffer(identifier, np.uint8)
         self.sizes[module] = len(identifier)
 
+    def learn_by_code(self, module: int, identifier: bytes) -> bool:
+        """Note the identifier that a module's code gives, to be kept; whether another one was known."""
+        known = self.identifier(module)
+        if identifier != known:
+            self.learn(module, identifier)
+            self.learned[self.image.modules[module].key] = identifier
+        return known not in (b"", identifier)
+
     def begin_with(self, table: npt.NDArray[np.uint8], sizes: npt.NDArray[np.uint8]) -> None:
         """Take what is known of all modules before anything is created: arrays as the attributes are."""
         self.table[:] = table

@@ -7,6 +7,7 @@ for pipeline keys in one thread, for two would wait for each other in the interp
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -20,7 +21,7 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.modes import CacheMode
-from orchestrator.errors import DeviceError, DriverError
+from orchestrator.errors import DeviceError, DriverError, OrchestratorError
 from orchestrator.run.execution import scheduler_of
 from orchestrator.run.options import PipelineKeyUse, unsteered_schedule
 from orchestrator.run.records import OutcomeStatus, RunReport, Savings, status_code
@@ -110,6 +111,7 @@ class CompileSchedule:
                 break
             some = indices[start : start + _KEYS_AT_ONCE]
             try:
+                self._identify(device, some)
                 found = device.pipeline_keys(self.prepared, some)
             except (DeviceError, DriverError) as error:
                 self.notes.append(f"pipeline keys were not used: {error}")
@@ -125,6 +127,16 @@ class CompileSchedule:
                 )
                 break
         return keys
+
+    def _identify(self, device: Device, indices: npt.NDArray[np.int32]) -> None:
+        """Learn unknown identifiers of modules whose code is at hand: without them a driver gives no key."""
+        identified = self.prepared.identified
+        if identified is None or not identified.provider.trusted:
+            return
+        modules = {each for index in indices.tolist() for each in self.image.modules_of(index)}
+        for module in sorted(each for each in modules if not identified.sizes[each]):
+            with suppress(OrchestratorError):  # what cannot be read fails its pipelines alone, later
+                identified.learn_by_code(module, device.code_identifier(self.prepared, module))
 
     def scheduler(self) -> Scheduler:
         """Makes the scheduler of the run, once."""

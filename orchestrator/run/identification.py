@@ -309,15 +309,11 @@ class SpirvSupply:
         identified, number = module.identified, module.number
         identified.code.put(module.key, b"" if identified.provider.trusted else bytes(code))
         if self.device.features.shader_module_identifiers:
-            known = identified.identifier(number)
             try:
                 found = self.device.code_identifier(module.part, number)
             except OrchestratorError as error:
                 return Refusal(str(error))
-            if found != known:
-                identified.learn(number, found)
-                identified.learned[module.key] = found
-                self._counts["changed"] += bool(known)
+            self._counts["changed"] += identified.learn_by_code(number, found)
         self._counts["supplied_bytes"] += len(code)
         return None
 

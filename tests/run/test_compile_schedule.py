@@ -14,6 +14,7 @@ from orchestrator.devices.device import (
     Device,
     PreparedPipelines,
 )
+from orchestrator.devices.identified import of_image
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.opening import open_device
@@ -28,7 +29,7 @@ from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.rearranged import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
-from tests.run.support import EACH_BATCH, without
+from tests.run.support import EACH_BATCH, identified, without
 
 NAVI21 = "radv:navi21"
 # Pipelines 0..9 have the code of 10..19, 20..29 have code of their own.
@@ -139,12 +140,18 @@ def test_the_same_state_is_compiled_once_and_counted() -> None:
     assert (times == times[:, :1]).all()
 
 
+@pytest.mark.parametrize("by_identifier", [False, True], ids=["code", "identifiers"])
 @pytest.mark.parametrize(("use", "found"), [(AUTO, 10), (OFF, 0)])
-def test_what_is_the_same_to_the_driver_is_compiled_once_and_counted(use: PipelineKeyUse, found: int) -> None:
+def test_what_is_the_same_to_the_driver_is_compiled_once_and_counted(
+    use: PipelineKeyUse, found: int, by_identifier: bool
+) -> None:
+    """Also where a first run knows no identifier, and the set has the code that they are learned from."""
     same = {key: key % 10 for key in range(10, 20)}
     cost = CostModel.mapped(dict.fromkeys(range(30), 1000000))
     device = SimulatedDevice(SimulatedOptions(same_binary=same, cost=cost))
     schedule = schedule_of(device, workers=8)
+    if by_identifier:
+        schedule.prepared = device.prepare(identified(device, IMAGE, of_image(IMAGE), ()))
     schedule.ask_keys(device, use)
     report = run(device, schedule)
     savings = schedule.savings(report)
