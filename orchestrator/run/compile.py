@@ -157,10 +157,9 @@ class _GroupRun:
     def learn(self, report: RunReport, *, continues: bool) -> list[str]:
         """Record what pipelines cost; gives what a reader of the report must know."""
         schedule, notes = self.schedule, list[str]()
-        held = report.binaries is not None and report.binaries.created > 0
-        if (self.cache.was_there or held) and not continues and self.device.features.creation_feedback:
+        if self.cache.was_there and not continues and self.device.features.creation_feedback:
             compiled, found = (report.pipelines.status == code for code in CREATED_CODES)
-            place = "store of binaries" if held else "cache"
+            place = "store of binaries" if self.cache.mode is CacheMode.BINARIES else "cache"
             again = recompiled_note(schedule.image, compiled, found, schedule.recorded_ns, place=place)
             notes += filter(None, [again])
         if not self.cache.is_lost:

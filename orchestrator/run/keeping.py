@@ -540,7 +540,7 @@ class GroupCache:
     warm: bool = False  # Whether the primary began with what a file held.
     # The group's pipelines that this file is known to hold, shape (n,); None where nothing is known.
     held: Mask | None = field(default=None, repr=False)
-    was_there: bool = False  # Whether it did so before this compile saved anything.
+    was_there: bool = False  # Whether something was there before this compile saved anything.
     keeper: CacheKeeper | None = None  # Saves it; None where no cache file is kept.
     problem: SaveError | None = None  # Why nothing can be saved.
     _reported: int = field(default=0, init=False)
@@ -603,6 +603,7 @@ class CompileCache:
     loads: dict[Path, LoadResult] = field(factory=dict, init=False)
     _own_hashes: dict[Path, set[bytes]] = field(factory=dict, init=False)
     _store: BinaryStore | None = field(default=None, init=False)
+    _was_filled: bool | None = field(default=None, init=False)  # Whether binaries were there at the start.
     _decided: bool = field(default=False, init=False)
     _notes: list[str] = field(factory=list, init=False)
 
@@ -742,7 +743,9 @@ class CompileCache:
                 self._notes.append(f"binaries are looked up and not stored: {self._store.read_only}")
         captures = False if self._store.read_only else None
         held = HeldPipelines.of(device, self._store, memory_bytes=memory, captures=captures)
-        return GroupCache(held, CacheMode.BINARIES, warm=held.is_filled)
+        if self._was_filled is None:
+            self._was_filled = held.is_filled
+        return GroupCache(held, CacheMode.BINARIES, warm=held.is_filled, was_there=self._was_filled)
 
     def _open_file(self, device: Device, wanted: Keys, path: Path) -> GroupCache:
         options, merges = self.options, device.features.internally_synchronized_merge

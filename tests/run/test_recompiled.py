@@ -11,13 +11,14 @@ import pytest
 import trio
 
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
-from orchestrator.devices.simulated import SimulatedDevice
+from orchestrator.devices.modes import CacheMode
+from orchestrator.devices.simulated import DriverBugs, SimulatedDevice
 from orchestrator.run.compile_schedule import describe, recompiled_note
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from orchestrator.sets.subset import WHOLE, Subset
-from tests.run.small_sets import compiled
+from tests.run.small_sets import Opener, compiled, write_applications
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +72,17 @@ def test_a_run_says_so(archive: Path, tmp_path: Path) -> None:
     assert not notes("part")  # what is new is no news
     (note,) = notes("whole")
     assert "compiled on this device before" in note
+
+
+@pytest.mark.parametrize("mode", [CacheMode.SHARED, CacheMode.BINARIES])
+async def test_what_another_application_of_the_same_run_compiled_is_no_news(
+    mode: CacheMode, tmp_path: Path
+) -> None:
+    path, place = write_applications(tmp_path / "set.foz"), tmp_path / "cache"
+    with PipelineSet.open(path) as source:
+        refused = frozenset(source.pipelines.keys[:1].tolist())
+    opener = Opener(DriverBugs(binaries_refused=refused))
+    first, second = [await compiled(path, place, opener, workers=1, mode=mode) for _ in range(2)]
+    assert not [each for each in first.notes if "compiled on this device before" in each]
+    again = [each for each in second.notes if "not found in the store of binaries" in each]
+    assert bool(again) == (mode is CacheMode.BINARIES)
