@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from itertools import combinations
 from typing import Final
 
 import numpy as np
@@ -225,16 +226,23 @@ def recompiled_note(
 
 
 def describe(image: CreateInfoImage, compiled: _Mask, found: _Mask) -> str:
-    """Which pipelines were compiled, by kind, and the traits of all of them that no found one has."""
-    parts = []
+    """Which pipelines were compiled, by kind, and the traits of all of them that no found one has.
+
+    Where no trait is theirs alone, two together may be: links, too, have no shader module of their own.
+    """
+    parts, traits = [], _traits(image)
+    traits_of_two = [(f"{a} and {b}", of_a & of_b) for (a, of_a), (b, of_b) in combinations(traits, 2)]
     for number, kind in enumerate(PipelineKind):
         of_kind = image.kinds == number
         again, others = compiled & of_kind, found & of_kind
         if again.any():
             words = f"{again.sum():,} of {of_kind.sum():,} {kind.value.replace('_', ' ')}"
-            traits = [name for name, mask in _traits(image) if mask[again].all() and not mask[others].any()]
-            if traits and others.any():
-                words += f" (those, and no other, that {' and '.join(traits)})"
+            alone, of_two = (
+                [name for name, mask in some if mask[again].all() and not mask[others].any()]
+                for some in (traits, traits_of_two)
+            )
+            if others.any() and (alone or of_two):
+                words += f" (those, and no other, that {' and '.join(alone or of_two[:1])})"
             parts.append(words)
     keys = ", ".join(f"{key:016x}" for key in image.keys[compiled][:_KEYS_NAMED])
     more = f", ... {compiled.sum() - _KEYS_NAMED:,} more" if compiled.sum() > _KEYS_NAMED else ""

@@ -39,6 +39,12 @@ def test_a_trait_is_named_where_it_tells_the_compiled_from_the_found(image: Crea
     one_more = links.copy()
     one_more[np.flatnonzero(graphics & ~links)[0]] = True
     assert "those, and no other" not in describe(image, one_more, ~one_more)
+    # Links have no module of their own, either, and other libraries have one: two traits tell them apart.
+    without_code = image.is_library & (np.diff(image.module_slot_start) == 0)
+    assert without_code.any()
+    assert "that are pipeline libraries and have no shader module" in describe(
+        image, without_code, ~without_code
+    )
 
 
 def test_what_is_compiled_again_is_told_and_what_is_new_is_not(image: CreateInfoImage) -> None:
