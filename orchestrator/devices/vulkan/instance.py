@@ -8,6 +8,7 @@ threads and exit handlers behind.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -169,7 +170,7 @@ def active_layers(commands: InstanceCommands, physical_device: Any) -> tuple[Lay
 
     Device layers are deprecated: the loader reports the instance's layers as such (specification, chapter
     "Extended Functionality", "Device Layer Deprecation"), and no other command reports them. It also reports
-    those whose library it could not load.
+    meta-layers, and those whose library it could not load or use.
     """
     reported = commands.enumerate_all(
         "vkEnumerateDeviceLayerProperties",
@@ -179,16 +180,18 @@ def active_layers(commands: InstanceCommands, physical_device: Any) -> tuple[Lay
     )
     libraries = layer_libraries(os.environ) if reported else {}
     return tuple(
-        each for each in reported if not (of := libraries.get(each.name)) or any(map(_is_loaded, of))
+        each
+        for each in reported
+        if (of := libraries.get(each.name)) is None or any(_is_in_use(*library) for library in of)
     )
 
 
-def _is_loaded(file: str) -> bool:
+def _is_in_use(file: str, entries: Iterable[str]) -> bool:
     try:
-        ffi.dlclose(ffi.dlopen(file, ffi.RTLD_NOW | os.RTLD_NOLOAD))
+        loaded = ctypes.CDLL(file, os.RTLD_NOW | os.RTLD_NOLOAD)
     except OSError:
         return False
-    return True
+    return any(hasattr(loaded, each) for each in entries)
 
 
 def load_drivers() -> None:

@@ -116,6 +116,8 @@ def library_named_by(manifest: Path) -> str:
 class _Layer(msgspec.Struct):
     name: str
     library_path: str = ""
+    functions: dict[str, str] = {}
+    component_layers: list[str] = []
 
 
 class _LayerManifest(msgspec.Struct):
@@ -123,22 +125,29 @@ class _LayerManifest(msgspec.Struct):
     layers: list[_Layer] = []
 
 
-def layer_libraries(environment: Mapping[str, str]) -> dict[str, list[str]]:
-    """Libraries by the names of the layers that a loader finds; none for one that consists of others."""
+_LAYER_ENTRIES: Final = "vkNegotiateLoaderLayerInterfaceVersion", "vkGetInstanceProcAddr"
+
+
+def layer_libraries(environment: Mapping[str, str]) -> dict[str, list[tuple[str, list[str]]]]:
+    """By the names of the layers that a loader finds: libraries, and the functions one of which each exports.
+
+    None for a meta-layer: only the layers that it names do something.
+    """
     named = (_paths(environment.get(each)) for each in ("VK_LAYER_PATH", "VK_ADD_LAYER_PATH"))
     installed = (_folders(environment, each) for each in ("explicit_layer.d", "implicit_layer.d"))
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[tuple[str, list[str]]]] = {}
     for manifest in _manifests([place for places in (*named, *installed) for place in places]):
         try:
             read = msgspec.json.decode(manifest.read_bytes(), type=_LayerManifest)
         except (OSError, msgspec.MsgspecError):
             continue
         for each in (*read.layers, *filter(None, [read.layer])):
-            # A name without a folder is looked for by the system.
-            library = (
-                str(manifest.parent / each.library_path) if "/" in each.library_path else each.library_path
-            )
-            found.setdefault(each.name, []).extend(filter(None, [library]))
+            libraries = found.setdefault(each.name, [])
+            if not each.component_layers:
+                # A name without a folder is looked for by the system.
+                in_folder = "/" in each.library_path
+                library = str(manifest.parent / each.library_path) if in_folder else each.library_path
+                libraries.append((library, [each.functions.get(name, name) for name in _LAYER_ENTRIES]))
     return found
 
 

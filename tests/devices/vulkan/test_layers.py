@@ -53,15 +53,22 @@ def main():
 
 
 @pytest.mark.driver("radv:navi21")
-def test_a_layer_whose_library_cannot_be_loaded_is_not_active(tmp_path: Path) -> None:
+def test_a_layer_that_does_nothing_is_not_active(tmp_path: Path) -> None:
+    """Its library is no library or no layer's, or it only names others, as what vkconfig writes does."""
     (tmp_path / "broken.so").write_text("no library")
-    libraries = {"missing": "/no such/library.so", "unfound": "none.so", "broken": "./broken.so"}
-    for name, library in libraries.items():
-        layer = {"name": f"VK_LAYER_TEST_{name}", "type": "GLOBAL", "library_path": library}
+    members: dict[str, dict[str, object]] = {
+        "missing": {"library_path": "/no such/library.so"},
+        "unfound": {"library_path": "none.so"},
+        "broken": {"library_path": "./broken.so"},
+        "without_entry": {"library_path": "libm.so.6"},
+        "meta": {"component_layers": ["VK_LAYER_TEST_without_entry"]},
+    }
+    for name, own in members.items():
+        layer = {"name": f"VK_LAYER_TEST_{name}", "type": "GLOBAL", **own}
         layer |= {"api_version": "1.2.100", "implementation_version": "1", "description": name}
         manifest = {"file_format_version": "1.2.0", "layer": layer}
         (tmp_path / f"{name}.json").write_text(json.dumps(manifest))
-    asked_for = ":".join(f"VK_LAYER_TEST_{each}" for each in libraries)
+    asked_for = ":".join(f"VK_LAYER_TEST_{each}" for each in members)
     environment = {"VK_LAYER_PATH": str(tmp_path), "VK_INSTANCE_LAYERS": asked_for}
     layers, withheld, has_binaries = run_on_device("radv:navi21", _FEATURES, environment=environment)
     assert not any("TEST" in each for each in layers)
