@@ -13,9 +13,10 @@ help: ## list the targets
 demo: ## compile the sample set on a real driver, twice: cold, then from the saved cache
 	@$(OWNED) bash .ci/demo.sh
 
-# Byte code is written also where the environment forbids it, as images of containers do: tests start some
-# thousand interpreters, and each would compile all that it imports.
-test: export PYTHONDONTWRITEBYTECODE :=
+# Tests start some thousand interpreters. Byte code is written also where the environment forbids it, as images
+# of containers do; and numpy's OpenBLAS, which nothing here uses, starts no threads that would wait by spinning.
+test campaigns: export PYTHONDONTWRITEBYTECODE :=
+test campaigns: export OPENBLAS_NUM_THREADS := 1
 test: lint ## set up, check, and run all tests
 	@$(OWNED) $(PYTHON) -m pytest
 

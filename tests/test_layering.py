@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,13 @@ def modules(root: Path) -> dict[str, Path]:
     return found
 
 
+@cache
+def imports_in(root: Path) -> dict[str, tuple[Import, ...]]:
+    """Every import of each module below a folder."""
+    found = modules(root)
+    return {name: tuple(imports_of(name, path, set(found))) for name, path in found.items()}
+
+
 def imports_of(name: str, path: Path, known: set[str]) -> Iterator[Import]:
     """Every import of one module; `from package import x` names the submodule where x is one."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
@@ -122,13 +130,13 @@ def room_of(module: str) -> str | None:
 
 def violations(root: Path) -> list[str]:
     """Everything in a source tree that the tables above do not allow."""
-    known = modules(root)
-    wrong = [f"{name} belongs to no room" for name in known if room_of(name) is None]
-    for name, path in known.items():
+    imports = imports_in(root)
+    wrong = [f"{name} belongs to no room" for name in imports if room_of(name) is None]
+    for name, of_module in imports.items():
         room = room_of(name)
         if room is None:
             continue
-        for each in imports_of(name, path, set(known)):
+        for each in of_module:
             top = each.imported.partition(".")[0]
             if top == PACKAGE:
                 target = room_of(each.imported)
@@ -144,11 +152,10 @@ def violations(root: Path) -> list[str]:
 
 def circles(root: Path) -> list[list[str]]:
     """Modules that import each other, by whatever way round; every import statement counts."""
-    found = modules(root)
+    found = imports_in(root)
     imports = {
-        name: {each.imported for each in imports_of(name, path, set(found)) if each.imported in found}
-        - {name}
-        for name, path in found.items()
+        name: {each.imported for each in of_module if each.imported in found} - {name}
+        for name, of_module in found.items()
     }
     # What nothing left imports, or imports nothing left, is in no circle.
     left = set(imports)
@@ -196,10 +203,9 @@ def test_imports_follow_the_table() -> None:
 
 
 def test_every_allowed_edge_is_used() -> None:
-    known = modules(REPOSITORY / PACKAGE)
     used: dict[str | None, set[str | None]] = {room: set() for room in ALLOWED}
-    for name, path in known.items():
-        for each in imports_of(name, path, set(known)):
+    for name, of_module in imports_in(REPOSITORY / PACKAGE).items():
+        for each in of_module:
             if each.imported.partition(".")[0] == PACKAGE:
                 used[room_of(name)].add(room_of(each.imported))
     assert {room: allowed - used[room] for room, allowed in ALLOWED.items() if allowed - used[room]} == {}
