@@ -102,7 +102,16 @@ class RecordError(OrchestratorError):
 
 
 class UnknownPipelineError(OrchestratorError, ValueError):
-    """The set has no pipeline with the requested key."""
+    """The set has no pipeline with the requested key.
+
+    Attributes:
+        next_step: What shows the keys that it has.
+    """
+
+    def __init__(self, name: str, key: int) -> None:
+        super().__init__(f"{name}: no pipeline has the key {key:016x}")
+        files = " ".join(map(shell_text, name.split(" + ")))  # as several archives are called
+        self.next_step = f"`orchestrator list {files} --pipelines` shows the keys of the set"
 
 
 class ManifestError(OrchestratorError):

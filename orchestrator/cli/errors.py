@@ -11,6 +11,7 @@ import codecs
 import enum
 import errno
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, Final
 from attrs import field, frozen
 
 from orchestrator.cli.output import Output, path_text, styled, write_json
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import ArchiveError, OrchestratorError, shell_text
 from orchestrator.process import wants_a_thread
 
 CLUSTER_EXTRA = "install what it needs: pip install 'vulkan-pipeline-orchestrator[cluster]'"
@@ -120,7 +121,6 @@ _WHERE: Final = {
 }
 _STEPS: Final = {
     "OutputError": "make room, or send the output elsewhere; what was compiled is saved as usual",
-    "UnknownPipelineError": "`orchestrator list SET --pipelines` shows the keys of a set",
     "ArchiveError": "`orchestrator inspect FILE` says what a file is; a set is `.foz` archives, a manifest "
     "`.toml`, or the word sample",
     "RecordError": "`orchestrator list SET` shows all that is damaged in a set",
@@ -143,7 +143,7 @@ _STEPS_BY_WORDS: Final = (
     ("archive", "cannot be created", "check the path"),
     ("archive", "cannot be written", "check the path"),
     ("archive", "it is a pipe", "write its data to a file and name that: a set is opened more than once"),
-    ("archive", "it is a directory", "name the files in it, such as `DIRECTORY/*.foz`"),
+    ("archive", "it is a directory", "name the files in it, such as DIRECTORY/*.foz"),
     ("manifest", ": cannot be read: ", "check the path"),
     ("manifest", "no regular file", "check the path"),
     ("manifest", ": not TOML: ", "a manifest is TOML text; `orchestrator inspect FILE` says what a file is"),
@@ -168,6 +168,9 @@ def explain(error: OrchestratorError) -> Failure:
     by_words += [step for of, words, step in _STEPS_BY_WORDS if kind == of and words in message]
     own = _temporary_step(where.get("path", "")) or getattr(error, "next_step", "")
     step = own or (by_words or [_STEPS.get(name, "")])[0]
+    if isinstance(error, ArchiveError):
+        path = shell_text(error.path)
+        step = re.sub("FILE|DIRECTORY", lambda _: path, step)
     code = ExitCode.NO_DEVICE if kind in ("no_device", "driver", "device") else ExitCode.BAD_INPUT
     return Failure(kind, message, step, code, where)
 

@@ -47,9 +47,6 @@ MOST_WORKERS = 4096
 MOST_SAMPLES = 1000
 """Of a cell or contender: before each sample, all that are left are gone through."""
 
-NO_PIPELINES = "`orchestrator list SET` shows what it holds; `sample` is a set that has some"
-"""What to do about a set that has no pipelines, where there must be some."""
-
 _MOST_BYTES = 1 << 62  # as good as no bound, and a number that other programs take
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|d|w|)")
@@ -168,7 +165,7 @@ def require_writable(
             reason, step = "it is no regular file", "name a file"
         elif path.is_file() and _is_kept(Path(real)):
             reason = "what is there is kept by `compile`, and would be lost"
-            step += "; `orchestrator inspect FILE` says what is there"
+            step += f"; `orchestrator inspect {shell_text(path)}` says what is there"
         elif not folder.is_dir():
             reason, step = "its directory is not there", f"mkdir -p {shell_text(folder)}"
         else:
@@ -281,7 +278,9 @@ def damage_to_measure(names: Sequence[str]) -> str:
     """What to say of a set that is measured, where its archives are damaged, or "" where they are not."""
     with open_set(names) as opened:
         if not len(opened):
-            raise UsageError(f"{opened.name}: holds no pipelines", NO_PIPELINES)
+            files = " ".join(map(shell_text, names))
+            step = f"`orchestrator list {files}` shows what it holds; `{SAMPLE}` is a set that has some"
+            raise UsageError(f"{opened.name}: holds no pipelines", step)
         if not opened.damage:
             return ""
         lost = f"{plural(len(opened.damage), 'place')} of {opened.name} cannot be read"

@@ -93,7 +93,7 @@ class Subset:
             UnknownPipelineError: A key names no pipeline of the set.
         """
         if self.keys and (unknown := self.keys.difference(source.pipelines.keys.tolist())):
-            raise UnknownPipelineError(f"{source.name}: no pipeline has the key {min(unknown):016x}")
+            raise UnknownPipelineError(source.name, min(unknown))
         return tuple(each for each in source.groups if self.of(each.pipelines)) or source.groups[:1]
 
 

@@ -20,6 +20,7 @@ from orchestrator.errors import (
     NoDeviceError,
     OrchestratorError,
     RecordError,
+    UnknownPipelineError,
 )
 from orchestrator.stores.binary_store import StoreError
 from orchestrator.stores.files.atomic_file import SaveError, likely_cause
@@ -67,6 +68,13 @@ def test_places_are_given_to_programs() -> None:
     assert explain(ArchiveError("a.foz", 16, "x")).document()["error"]["offset"] == 16
     assert explain(ArchiveError("\udcff.foz", 0, "x")).document()["error"]["path"] == "\\xff.foz"
     assert explain(RecordError(6, 0xAB, "x")).document()["error"]["key"] == "00000000000000ab"
+
+
+def test_the_next_step_names_the_file_that_is_known() -> None:
+    step = explained(ArchiveError("my set.foz", 0, "not an archive")).next_step
+    assert "`orchestrator inspect 'my set.foz'`" in step
+    step = explained(UnknownPipelineError("my set.foz + b.foz", 10)).next_step
+    assert "`orchestrator list 'my set.foz' b.foz --pipelines`" in step
 
 
 def unstarted_thread() -> BaseException:

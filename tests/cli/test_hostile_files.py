@@ -66,7 +66,7 @@ def test_a_directory_is_named_as_what_it_is(call: Call, tmp_path: Path) -> None:
     done = call("compile", tmp_path, "-d", "simulated", "--json")
     assert done.code == ExitCode.BAD_INPUT
     assert "it is a directory" in done.err
-    assert "name the files in it" in done.document["error"]["next_step"]
+    assert f"name the files in it, such as {tmp_path}/*.foz" in done.document["error"]["next_step"]
 
 
 @pytest.mark.parametrize("verb", ["pack", "merge", "bench", "export", "binaries export"])
