@@ -114,7 +114,7 @@ async def test_what_is_in_flight_is_joined() -> None:
 async def test_a_budget_hands_back_what_remains_and_the_next_goes_on() -> None:
     recorder, device = recorded()
     prepared = device.prepare(simulated_image(range(30)))
-    async with open_session(device, prepared, RunOptions(workers=2, schedule=ONE, time_limit_s=0)) as session:
+    async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE, time_limit_s=0)) as session:
         await session.submit(range(20), priority=Priority.BACKGROUND)
         left = await session.run_for(0)
         assert (left.queued, left.in_flight, left.done) == (20, 0, False)
@@ -124,7 +124,7 @@ async def test_a_budget_hands_back_what_remains_and_the_next_goes_on() -> None:
         left = await session.run_for(float("inf"))  # it comes back when nothing is left
         assert left.done
         assert left.estimated_ns == 0
-        assert 25 in recorder.order[:2]  # of two workers, which begin at once
+        assert recorder.order[0] == 25
         assert (await session.run_for(3600)).done
         progress = session.progress
         assert (progress.total, progress.done, progress.in_flight) == (21, 21, 0)
