@@ -36,7 +36,7 @@ lint: setup ## style, types, and generated files that must regenerate identicall
 	@$(OWNED) $(PYTHON) -m orchestrator.sets.sample --check
 
 docs: setup ## the pages and a reference of the library as a site in build/docs, its links checked
-	@$(OWNED) $(PYTHON) docs/build.py
+	@$(OWNED) $(PYTHON) -m sphinx -W --keep-going -q -j auto -d build/doctrees docs build/docs
 
 setup: ## system packages (as root) and .venv, for demo and tests
 	@bash .ci/setup.sh test

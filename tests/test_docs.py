@@ -63,13 +63,6 @@ def test_every_option_is_described_and_every_described_option_exists(verb: str) 
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
-    lost = [each for each in targets if "://" not in each and not (page.parent / each).exists()]
-    assert lost == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_pages_exist(page: Path) -> None:
     text = page.read_text("utf-8")
     makefile = (REPOSITORY / "Makefile").read_text("utf-8")

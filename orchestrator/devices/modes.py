@@ -12,14 +12,14 @@ DRIVER_CACHES_OFF: Final = {"MESA_SHADER_CACHE_DISABLE": "true", "__GL_SHADER_DI
 class CacheMode(enum.StrEnum):
     """The cache topology of a run.
 
-    SHARED: all workers use one internally synchronized cache.
-    PER_WORKER: each worker has its own, externally synchronized; merged into the primary at the barrier.
-    PER_WORKER_INTERNAL: the control: each its own, without the flag. Splits locking from contention.
-    TWO_LEVEL: workers look a pipeline up in the primary first, forbidding it to compile, and compile what it
-        does not hold in an externally synchronized cache of their own, which migrates into the primary.
-    BINARIES: no cache of the driver's: the application holds the binaries of each pipeline and hands them
-        over again (VK_KHR_pipeline_binary).
-    NONE: no cache.
+    Attributes:
+        SHARED: all workers use one internally synchronized cache.
+        PER_WORKER: each worker has its own, externally synchronized; merged into the primary at the barrier.
+        PER_WORKER_INTERNAL: the control: each its own, without the flag. Splits locking from contention.
+        TWO_LEVEL: workers look a pipeline up in the primary first, with compiling forbidden, and compile what
+            it lacks in an externally synchronized cache of their own, which migrates into the primary.
+        BINARIES: no cache; the application holds the binaries of each pipeline (VK_KHR_pipeline_binary).
+        NONE: no cache.
     """
 
     SHARED = "shared"

@@ -97,10 +97,10 @@ class ApplicationInfo:
 class OtherFeatures(enum.Enum):
     """What becomes of the features that a request does not name.
 
-    NONE: off.
-    UNRECORDED: on where the device has them, if captures cannot record them, since the application may have
-        had them; off if they can.
-    ALL: on where the device has them, for finding out what it could take.
+    Attributes:
+        NONE: off.
+        UNRECORDED: on where the device has them, if captures cannot record them; off if they can.
+        ALL: on where the device has them, for finding out what it could take.
     """
 
     NONE = "none"
@@ -134,7 +134,7 @@ class DeviceRequest:
 
     @property
     def text(self) -> str:
-        """It in words, for reports: the version, recorded features, and what becomes of the others."""
+        """The request in words, with the version, recorded features, and what becomes of the others."""
         version = self.application.api_version
         parts = [f"Vulkan {version >> 22}.{version >> 12 & 0x3FF}" if version else "the newest Vulkan"]
         exact = self.others is OtherFeatures.NONE

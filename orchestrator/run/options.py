@@ -259,11 +259,12 @@ RUN_DEFAULTS = RunOptions()
 class ModulePolicy(enum.StrEnum):
     """What is done about shader modules that may be invalid.
 
-    OFF: Nothing.
-    WARN: spirv-val judges every module; what it refuses is noted, and compiled.
-    SKIP: Pipelines with a module that it refuses are skipped: the driver is never asked.
-    ISOLATE: Every pipeline is compiled in a child process first; what the driver dies of there is failed, and
-        named. `compile_set` needs `Steering.try_pipelines` for that.
+    Attributes:
+        OFF: Nothing.
+        WARN: spirv-val judges every module; what it refuses is noted, and compiled.
+        SKIP: Pipelines with a module that it refuses are skipped: the driver is never asked.
+        ISOLATE: Every pipeline is compiled in a child process first; what the driver dies of there is failed
+            and named. `compile_set` needs `Steering.try_pipelines` for that.
     """
 
     OFF = "off"
@@ -275,10 +276,11 @@ class ModulePolicy(enum.StrEnum):
 class PipelineKeyUse(enum.StrEnum):
     """Whether the driver is asked for pipeline keys, so that what is the same to it is compiled once.
 
-    AUTO: Of pipelines that have all their code in common with another and that no cache is estimated to hold,
-        where several workers might compile them twice.
-    ALL: Of all pipelines that no cache is estimated to hold, those that link libraries apart.
-    OFF: Never; pipelines are told apart by their state alone.
+    Attributes:
+        AUTO: Of pipelines that have all their code in common with another and that no cache is estimated to
+            hold, where several workers might compile them twice.
+        ALL: Of all pipelines that no cache is estimated to hold, those that link libraries apart.
+        OFF: Never; pipelines are told apart by their state alone.
     """
 
     AUTO = "auto"

@@ -219,13 +219,14 @@ class Columns(Record, frozen=True, eq=False):
 class OutcomeStatus(enum.StrEnum):
     """The outcome of a pipeline. Every pipeline has exactly one.
 
-    COMPILED: created, and the application's cache did not hold it (or the driver does not tell).
-    CACHE_HIT: created from the application's cache, as creation feedback tells; time is no evidence. Some
-        drivers give no feedback for a pipeline that only links libraries; it is a hit if all its libraries
-        were.
-    SKIPPED: never given to the driver, because the device lacks something that it needs.
-    FAILED: the driver refused it, or it could not be prepared, or a library of it failed.
-    NOT_RUN: the run was stopped before its turn.
+    Attributes:
+        COMPILED: created, and the application's cache did not hold it (or the driver does not tell).
+        CACHE_HIT: created from the application's cache, as creation feedback tells; time is no evidence. Some
+            drivers give no feedback for a pipeline that only links libraries; it is a hit if all its
+            libraries were.
+        SKIPPED: never given to the driver, because the device lacks something that it needs.
+        FAILED: the driver refused it, or it could not be prepared, or a library of it failed.
+        NOT_RUN: the run was stopped before its turn.
     """
 
     COMPILED = "compiled"

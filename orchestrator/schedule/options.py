@@ -34,11 +34,12 @@ class Order(enum.StrEnum):
 class Followers(enum.StrEnum):
     """What happens to a follower, a job that is the same work as its leader, once the leader was created.
 
-    CREATE: The leader's worker creates it too, and finds it in its cache: one compile, and every job has its
-        own pipeline. Choose it where pipelines are kept, or where each outcome must come from the driver.
-        Where followers are compiled all the same, they become ordinary jobs for any worker.
-    SHARE: It gets the leader's outcome and is never assigned, unless another job links it as a library.
-    SEPARATE: It follows no leader: it is created as if it were other work.
+    Attributes:
+        CREATE: The leader's worker creates it too, and finds it in its cache: one compile, and every job has
+            its own pipeline. Choose it where pipelines are kept, or where each outcome must come from the
+            driver. Where followers are compiled all the same, they become ordinary jobs for any worker.
+        SHARE: It gets the leader's outcome and is never assigned, unless another job links it as a library.
+        SEPARATE: It follows no leader: it is created as if it were other work.
     """
 
     CREATE = "create"

@@ -207,7 +207,7 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        """Jobs that are neither assigned nor settled: ready, or waiting for a library or a leader."""
+        """Jobs neither assigned nor settled, ready or waiting for a library or a leader."""
         return self._table.queued
 
     @property

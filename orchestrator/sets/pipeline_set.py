@@ -145,12 +145,12 @@ class PipelineSet(Closing):
 
     @property
     def name(self) -> str:
-        """Where the set comes from: paths, or a word."""
+        """The paths that the set comes from, or a word."""
         return self._source.name
 
     @cached_property
     def pipelines(self) -> PipelineJobs:
-        """All pipelines, each once: graphics, compute, ray tracing, each in the order of the set."""
+        """Each pipeline once, graphics, then compute, then ray tracing, each kind in the order of the set."""
         return PipelineJobs.of_records(self._source)
 
     def __len__(self) -> int:

@@ -352,7 +352,7 @@ class Archive(Closing):
 
     @property
     def damage(self) -> Sequence[Damage]:
-        """The damage found so far: headers at once, payloads when they are read."""
+        """The damage found so far; that of headers at once, that of payloads when they are read."""
         self._index  # noqa: B018 - scans
         return self._log.entries
 
