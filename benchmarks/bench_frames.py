@@ -2,16 +2,16 @@
 
 Each sample is a process. It opens the set's device and measures 150 frames without a session, then frames
 with a session until all pipelines are created, in fresh caches. A frame is a fixed amount of Python code (3
-ms alone), `poll` if there is a session, and sleep until the next frame is due.
+ms alone), a look at `progress` if there is a session, and sleep until the next frame is due.
 
-    added_*     time of work and poll beyond the median of the frames without a session
+    added_*     time of work and look beyond the median of the frames without a session
     beside_*    the same for the frames without a session: the variation of the machine itself
-    poll_*      part of it in `poll`; poll_cpu_* is CPU time, which other programs disturb less
+    poll_*      part of it in the look; poll_cpu_* is CPU time, which other programs disturb less
     late        share of frames that began over 18 ms after the previous one, %; alone_late without a session
     rate        pipelines per second; `unpaced` is run_pipelines without a host
 
-Hosts: a loop with `start_session`, trio with `open_session`; `child` runs in its own process. The script
-fails if a pipeline hits. It cannot show a host in C++, whose frames need no interpreter.
+Hosts: a loop, and trio, with `session`; `child` runs in its own process. The script fails if a pipeline hits.
+It cannot show a host in C++, whose frames need no interpreter.
 
 Command: python benchmarks/bench_frames.py --device radv:navi21 --set sascha.foz --output FILE
 """
@@ -25,7 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -33,11 +33,9 @@ import numpy as np
 import trio
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, opened, run_now, set_parser_of, where
-from orchestrator.devices.device import Device, PreparedPipelines
-from orchestrator.run.options import RunOptions, available_workers
+from orchestrator import CompileReport, Progress, Session, own_process, session
+from orchestrator.run.options import CompileOptions, RunOptions, available_workers
 from orchestrator.run.records import RunReport
-from orchestrator.run.session import News, open_session
-from orchestrator.run.session_thread import start_session
 
 FRAME_S = 1 / 60
 WORK_S = 0.003
@@ -69,7 +67,7 @@ def _timed(amount: int) -> float:
 class Frames:
     """The frames of a host: `begin` does one and says how long to sleep."""
 
-    def __init__(self, amount: int, poll: Callable[[], News] | None) -> None:
+    def __init__(self, amount: int, poll: Callable[[], Progress] | None) -> None:
         self._amount = amount
         self._poll = poll
         self._due = time.perf_counter()
@@ -86,7 +84,7 @@ class Frames:
         work(self._amount)
         polled, polled_cpu = time.perf_counter(), time.thread_time()
         if self._poll is not None:
-            progress = self._poll().progress
+            progress = self._poll()
             self.done = progress.total > 0 and progress.done == progress.total
             self.polls_cpu.append(time.thread_time() - polled_cpu)
         ended = time.perf_counter()
@@ -108,27 +106,38 @@ class Frames:
         }
 
 
-def in_a_loop(device: Device, prepared: PreparedPipelines, options: RunOptions, amount: int) -> Any:
+def opened_session(job: Job, directory: str) -> Session:
+    """A session that waits until its first frame."""
+    options = CompileOptions(mode="per-worker", retry_quarantined=True)
+    loading = session(
+        job["set"], job["device"], directory, workers=job["workers"], keep=False, options=options
+    )
+    loading.allow(0)
+    loading.ready.result()
+    gc.collect()
+    return loading
+
+
+def in_a_loop(job: Job, amount: int, directory: str) -> tuple[Frames, Session]:
     """A synchronous loop."""
-    session = start_session((device, prepared), options)
-    session.opened.result()
-    session.submit(range(len(prepared.image)))
-    frames = Frames(amount, session.poll)
-    while not frames.done:
-        time.sleep(frames.begin())
-    return frames, session.finish().result()
+    with opened_session(job, directory) as loading:
+        loading.allow(None)
+        frames = Frames(amount, lambda: loading.progress)
+        while not frames.done:
+            time.sleep(frames.begin())
+    return frames, loading
 
 
-def in_trio(device: Device, prepared: PreparedPipelines, options: RunOptions, amount: int) -> Any:
+def in_trio(job: Job, amount: int, directory: str) -> tuple[Frames, Session]:
     """A program of trio."""
 
-    async def main() -> tuple[Frames, RunReport]:
-        async with open_session(device, prepared, options) as session:
-            await session.submit(range(len(prepared.image)))
-            frames = Frames(amount, session.poll)
+    async def main() -> tuple[Frames, Session]:
+        async with opened_session(job, directory) as loading:
+            loading.allow(None)
+            frames = Frames(amount, lambda: loading.progress)
             while not frames.done:
                 await trio.sleep(frames.begin())
-            return frames, await session.finish()
+        return frames, loading
 
     return trio.run(main)
 
@@ -162,11 +171,10 @@ def measure(job: Job) -> Figures:
     if job["host"] == "child":
         frames, figures = beside_a_child(job, amount)
     else:
-        with opened(job) as (device, prepared):
-            gc.collect()
-            host = HOSTS[job["host"]]
-            frames, report = host(device, prepared, RunOptions(workers=job["workers"]), amount)
-            figures = {**_of(report), **where(device)}
+        own_process(job["device"])
+        with TemporaryDirectory() as directory:
+            frames, loading = HOSTS[job["host"]](job, amount, directory)
+        figures = _of_session(loading.ended.result(), frames)
     polls = np.array(frames.polls) * 1e3
     cpu = np.array(frames.polls_cpu or [0.0]) * 1e6
     return {
@@ -179,6 +187,19 @@ def measure(job: Job) -> Figures:
         "poll_cpu_p99_us": float(np.quantile(cpu, 0.99)),
         "frames": len(frames.begins),
         "base_ms": base * 1e3,
+    }
+
+
+def _of_session(report: CompileReport, frames: Frames) -> Figures:
+    if report.outcomes.cache_hits:
+        raise SystemExit(f"{report.outcomes.cache_hits} pipelines hit in fresh caches")
+    took_s = frames.begins[-1] - frames.begins[0]
+    device = report.device
+    return {
+        "rate": report.outcomes.compiled / took_s,
+        "pipelines": report.outcomes.compiled,
+        "device_name": device.device_name,
+        "driver": f"{device.driver_name} {device.driver_info}",
     }
 
 

@@ -47,7 +47,8 @@ from benchmarks.fresh import (
     row_writer,
     table,
 )
-from orchestrator import CompileOptions, PipelineSet, SpirvProvider, compile_set
+from orchestrator import CompileOptions, PipelineSet, SpirvProvider
+from orchestrator.run.compile import compile_set
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.records import RecordTag

@@ -39,7 +39,7 @@ def simulated_opener(
     options: SimulatedOptions | None = None,
     opened: Callable[[SimulatedDevice], object] = lambda _: None,
 ) -> Callable[[DeviceRequest], SimulatedDevice]:
-    """An opener for `compile_set` and `opened_groups`: each group of a set gets a simulated device.
+    """An opener for `compile` and `session`: each application of a set gets a simulated device.
 
     Args:
         options: How each device behaves; its `request` is replaced by the group's.

@@ -7,6 +7,8 @@ import enum
 import inspect
 import pydoc
 import re
+import subprocess
+import sys
 import textwrap
 import tomllib
 import types
@@ -174,12 +176,51 @@ def test_a_star_brings_every_public_name() -> None:
     assert set(orchestrator.__all__) == scope.keys() - {"__builtins__"}
 
 
+def page_examples() -> dict[str, str]:
+    """The examples in Python of all pages, and the programs beside them, by a name for each."""
+    found = {}
+    for page in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]:
+        for name, code in re.findall(r"```python example=(\w+)\n(.*?)```", page.read_text("utf-8"), re.S):
+            found[f"{page.stem.lower().replace('-', '_')}_{name}"] = code
+    for program in sorted((REPOSITORY / "docs" / "examples").glob("*.py")):
+        found[program.stem] = program.read_text("utf-8")
+    return found
+
+
+def test_at_most_40_names_each_in_an_example_and_none_from_inside() -> None:
+    examples = page_examples()
+    assert len(orchestrator.__all__) <= 40
+    modules, names = set[str](), set[str]()
+    for code in examples.values():
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("orchestrator"):
+                modules.add(node.module or "")
+                names.update(each.name for each in node.names)
+    assert modules == {"orchestrator", "orchestrator.testing"}
+    assert set(orchestrator.__all__) - names == set()
+
+
+def test_examples_are_typed(tmp_path: Path) -> None:
+    """`mypy --strict` finds nothing in any of them."""
+    for name, code in page_examples().items():
+        (tmp_path / f"{name}.py").write_text(code, "utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(REPOSITORY / "pyproject.toml")]
+    done = subprocess.run(
+        [*command, *map(str, sorted(tmp_path.glob("*.py")))],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
 def test_help_describes_the_package_and_its_classes() -> None:
     text = pydoc.plain(pydoc.render_doc(orchestrator))
     for words in (
-        "compile_set",
+        "while the program goes on",
         "class PipelineSetBuilder",
-        "Compile Vulkan pipeline sets",
+        "Compile Vulkan pipelines before they are needed",
         orchestrator.__version__,
     ):
         assert words in text

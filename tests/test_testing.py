@@ -24,6 +24,7 @@ from orchestrator.testing import (
     simulated_opener,
 )
 from tests.drivers import REPOSITORY, run_on_device
+from tests.run.small_sets import BLUR
 from tests.stores.samples import driver_data
 
 PAGE = (REPOSITORY / "docs" / "testing.md").read_text("utf-8")
@@ -72,8 +73,9 @@ def test_a_driver_that_misbehaves(tmp_path: Path) -> None:
     assert found == [LoadStatus.DROPPED_BY_DRIVER, LoadStatus.LOADED]
 
 
-def test_a_driver_that_hangs() -> None:
-    assert example("hang", "what_became_of_all")()[OutcomeStatus.COMPILED] == 10
+def test_a_driver_that_hangs(tmp_path: Path) -> None:
+    counts = example("hang", "what_became_of_all")(BLUR.read_bytes(), str(tmp_path))
+    assert counts[OutcomeStatus.COMPILED] == 10
 
 
 @pytest.mark.parametrize(
@@ -94,7 +96,7 @@ def test_bugs_that_cannot_be_meant_are_named(bugs: dict[str, Any], words: str) -
 def test_a_file_system_that_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     identity = simulated_identity()
     before, after = (driver_data(identity, payload) for payload in (b"before" * 50, b"after" * 50))
-    cases = example("files", "saves_survive")(tmp_path / "cache" / "file", identity, before, after)
+    cases = example("files", "saves_survive")(tmp_path / "cache" / "file", SimulatedDevice(), before, after)
     assert cases >= 10 * len(FAILURES)
     assert "the file system is full" in capsys.readouterr().out
 

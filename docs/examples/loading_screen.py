@@ -23,16 +23,7 @@ from typing import Any
 import numpy as np
 import vulkan as vk
 
-from orchestrator import (
-    PipelineSet,
-    RunOptions,
-    SessionThread,
-    Ticket,
-    adopt_device,
-    build_image,
-    start_session,
-)
-from orchestrator.sets.authoring.manifest import load_manifest
+from orchestrator import CompileOptions, adopt_device, session
 
 WIDTH, HEIGHT = 640, 480
 BAR = (80, 400, 480, 24)  # x, y, width, height
@@ -373,27 +364,6 @@ def write_png(path: Path, pixels: bytes) -> None:
     )
 
 
-def opener_on(host: Host) -> Any:
-    """What the session calls in its thread: adopt the host's device, and prepare the scene's pipelines."""
-
-    def opener() -> Any:
-        device = adopt_device(
-            instance=_address(host.instance),
-            physical_device=_address(host.physical_device),
-            device=_address(host.device),
-            api_version=API_VERSION,
-            enabled_extensions=host.extensions,
-            enabled_features=_address(vk.ffi.addressof(host.features)),
-        )
-        with PipelineSet.from_records(load_manifest(MANIFEST).records) as source:
-            built = build_image(source, source.pipelines, device.capabilities)
-            if built.problems:
-                raise SystemExit(f"loading_screen: {built.problems[0].reason}")
-            return device, device.prepare(built.image)
-
-    return opener
-
-
 def _address(pointer: Any) -> int:
     return int(vk.ffi.cast("uintptr_t", pointer))
 
@@ -402,52 +372,52 @@ class Loading:
     """The loading screen: what each frame looks at, and what it found.
 
     Attributes:
-        share: How much of what was submitted is there, 0..1.
+        share: How much of the scene is there, 0..1.
         scene: The pipelines of the scene, once all are there.
     """
 
     def __init__(self, host: Host, *, stops: bool) -> None:
-        # With a limit of 0 nothing begins but what is required: so it stands still half-way.
-        options = RunOptions(workers=1, keep=True, time_limit_s=0 if stops else None)
-        self.session: SessionThread = start_session(opener_on(host), options)
+        self._device = adopt_device(
+            instance=_address(host.instance),
+            physical_device=_address(host.physical_device),
+            device=_address(host.device),
+            api_version=API_VERSION,
+            enabled_extensions=host.extensions,
+            enabled_features=_address(vk.ffi.addressof(host.features)),
+        )
+        self._session = session(MANIFEST, self._device, workers=1, options=CompileOptions(mode="none"))
+        # With 0 nothing begins but what is required: so it stands still half-way.
+        self._session.allow(0 if stops else None)
+        self._first = [self._session.require(f"tile[TILE={tile}]") for tile in range(24)]
+        self._tiles = self._session.submit("tile")
         self.share = 0.0
         self.scene: list[Any] = []
-        self._tiles: Ticket | None = None
-        self._first: list[Any] = []
 
     def look(self) -> str:
         """Once a frame; "half-way" and "scene" where it has come so far just now."""
-        session = self.session
-        if session.ended.done():
-            session.ended.result()  # raises what it failed of
-        if self._tiles is None:
-            if session.opened.done():
-                count = len(session.opened.result()[1].image)
-                self._tiles = session.submit(range(count))
-                self._first = [session.require(index) for index in range(count // 2)]
-            return ""
-        self.share = session.poll().progress.share
+        if self._session.ended.done():
+            self._session.ended.result()  # raises what it failed of
+        self.share = self._session.progress.share
         if self._first and all(each.done() for each in self._first):
             self._first = []
             return "half-way"
         if self._tiles.done() and not self.scene:
-            self.scene = [vk.ffi.cast("VkPipeline", int(each)) for each in session.take(self._tiles)]
+            for reason in self._session.left_out.values():
+                raise SystemExit(f"loading_screen: {reason}")
+            pipelines = self._session.take("tile").values()
+            self.scene = [vk.ffi.cast("VkPipeline", each) for each in pipelines]
             return "scene"
         return ""
 
     def go_on(self) -> None:
         """Let everything begin."""
-        self.session.limit_time(None)
+        self._session.allow(None)
 
     def close(self) -> None:
         """End the session, and everything on the host's device that is not the host's."""
-        self.session.close()
-        device, prepared = self.session.opened.result()
-        report = self.session.ended.result()
-        device.destroy_pipelines(report.pipelines.handles)
-        device.destroy_pipelines(np.array([_address(each) for each in self.scene], np.uint64))
-        prepared.close()
-        device.close()
+        self._session.close().result()
+        self._device.destroy_pipelines(np.array([_address(each) for each in self.scene], np.uint64))
+        self._device.close()
 
 
 def main() -> None:

@@ -71,8 +71,8 @@ def spirv_of(shader: str) -> bytes:
         (61, uint, value, place),
     ]
     last = value
-    for (operation, number), result in zip(steps, results, strict=True):
-        code.append((operation, uint, result, last, constants[number]))
+    for (opcode, constant), result in zip(steps, results, strict=True):
+        code.append((opcode, uint, result, last, constants[constant]))
         last = result
     code += [(62, place, last), (253,), (56,)]  # OpStore, OpReturn, OpFunctionEnd
     bound = results.stop

@@ -39,7 +39,6 @@ from orchestrator.devices.device import (
     PipelineSource,
     PreparedPipelines,
     destroyed_on_failure,
-    joined,
 )
 from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import DeviceError, DriverError
@@ -153,70 +152,7 @@ def duplicates(
     return Duplicates(int(twice.sum()), int(driver_ns[again].sum()))
 
 
-# --- the images of a run, and how a worker creates their pipelines
-
-
-class PreparedParts:
-    """The images of a run, numbered through: those that came later behind the first.
-
-    Thread-safe: it only grows, and a worker is never given a pipeline of an image before that was added.
-    """
-
-    def __init__(self, first: PreparedPipelines) -> None:
-        """Begin with one image."""
-        self._parts = [first]
-        self._firsts = np.zeros(1, np.int64)
-        self._count = len(first.image)
-
-    def add(self, prepared: PreparedPipelines) -> int:
-        """Add an image; the number of its first pipeline. One thread."""
-        number = self._count
-        self._parts.append(prepared)
-        self._firsts = np.append(self._firsts, number)
-        self._count += len(prepared.image)
-        return number
-
-    def part_of(self, index: int) -> tuple[PreparedPipelines, int]:
-        """The image of a pipeline, and its number there."""
-        place = int(np.searchsorted(self._firsts, index, "right")) - 1
-        return self._parts[place], index - int(self._firsts[place])
-
-    def libraries_of(self, index: int) -> list[int]:
-        """The libraries that a pipeline links."""
-        part, own = self.part_of(index)
-        return [index - own + each for each in part.image.libraries_of(own)]
-
-    def items(self) -> Iterator[tuple[int, PreparedPipelines]]:
-        """The images, each with the number of its first pipeline."""
-        yield from zip(self._firsts.tolist(), self._parts, strict=True)
-
-    @property
-    def identified(self) -> bool:
-        """Whether the code of any image may be lacking."""
-        return any(each.identified is not None for each in self._parts)
-
-    @property
-    def only(self) -> PreparedPipelines | None:
-        """The image, where there is one."""
-        return self._parts[0] if len(self._parts) == 1 else None
-
-    def split(self, indices: Int32s) -> Iterator[tuple[npt.NDArray[np.intp], PreparedPipelines, Int32s]]:
-        """Pipelines by image: their places among those given, the image, their numbers there."""
-        places = np.searchsorted(self._firsts, indices, "right") - 1
-        for place in np.unique(places).tolist():
-            chosen = np.flatnonzero(places == place)
-            yield chosen, self._parts[place], (indices[chosen] - self._firsts[place]).astype(np.int32)
-
-    def missed(self, indices: Int32s, batch: CreationBatch) -> npt.NDArray[np.bool_] | None:
-        """Which of a batch were not found without their code, shape (k,); None for none."""
-        if batch.all_created or not self.identified:
-            return None
-        found = np.zeros(len(indices), np.bool_)
-        for places, part, own in self.split(indices):
-            if part.identified is not None:
-                is_refused = batch.results[places] == PIPELINE_COMPILE_REQUIRED
-                found[places] = is_refused & part.identified.lacking[own]
-        return found if found.any() else None
+# --- how a worker creates its pipelines
 
 
 @define(eq=False)
@@ -228,23 +164,29 @@ class Creator:
     """
 
     device: Device
-    parts: PreparedParts
+    prepared: PreparedPipelines
     keep: bool
     source: PipelineSource
     looks_up: bool = field(default=False, kw_only=True)  # create only what the source holds
 
     def create(self, indices: Int32s) -> CreationBatch:
         """Create a batch, see `Device.create_pipelines`."""
-        create = partial(
-            self.device.create_pipelines,
+        return self.device.create_pipelines(
+            self.prepared,
+            indices,
             source=self.source,
             keep=self.keep,
             fail_on_compile_required=self.looks_up,
         )
-        if (only := self.parts.only) is not None:
-            return create(only, indices)
-        batches = ((places, create(part, own)) for places, part, own in self.parts.split(indices))
-        return joined(self.device, len(indices), batches)
+
+    def missed(self, indices: Int32s, batch: CreationBatch) -> npt.NDArray[np.bool_] | None:
+        """Which of a batch were not found without their code, shape (k,); None for none."""
+        identified = self.prepared.identified
+        if batch.all_created or identified is None:
+            return None
+        found: npt.NDArray[np.bool_] = batch.results == PIPELINE_COMPILE_REQUIRED
+        found &= identified.lacking[indices]
+        return found if found.any() else None
 
     def between_batches(self) -> None:
         """A batch has ended, no other has begun, and the next one may be created from another source."""
@@ -431,7 +373,7 @@ class RunCaches:
 
     # --- before the workers
 
-    def open(self, primary_data: bytes, prepared: PreparedPipelines, parts: PreparedParts) -> None:
+    def open(self, primary_data: bytes, prepared: PreparedPipelines) -> None:
         """Make the sources; a primary that is made here begins with `primary_data`. Blocking.
 
         Raises:
@@ -450,7 +392,7 @@ class RunCaches:
         self.guard = PrimaryGuard(needed=self._looks_up and not self.primary.internally_synchronized_merge)
         if isinstance(self.primary, BinarySource):
             self.primary.pull_in(prepared)
-        creator = partial(Creator, self.device, parts, self.keep)
+        creator = partial(Creator, self.device, prepared, self.keep)
         if self.mode in NO_WORKER_CACHES:
             self.creators += [creator(self.primary) for _ in range(self.worker_count)]
         else:
@@ -459,7 +401,7 @@ class RunCaches:
             for number in range(self.worker_count):
                 source = self._make(self._make_fresh, self._seed, f"worker {number}")
                 self.creators.append(
-                    RotatingCreator(self.device, parts, self.keep, source, self, found)
+                    RotatingCreator(self.device, prepared, self.keep, source, self, found)
                     if self.rotates or found is not None
                     else creator(source)
                 )
@@ -628,7 +570,7 @@ class RunCaches:
         """Compile in the primary what it seems to lack. Blocking; any thread, beside others."""
         again = unkept = len(indices)
         with suppress(DriverError):
-            batch = Creator(self.device, self.creators[0].parts, False, self._made_primary).create(indices)
+            batch = Creator(self.device, self.creators[0].prepared, False, self._made_primary).create(indices)
             again -= int(np.count_nonzero(batch.feedback_flags & FEEDBACK_APPLICATION_CACHE_HIT))
             unkept -= int(np.count_nonzero(batch.results == SUCCESS))
         with self._lock:

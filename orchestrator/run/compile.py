@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
@@ -659,10 +660,6 @@ async def compile_set(
         SaveError: With `save_needed`: nothing can be saved.
         trio.Cancelled: The surrounding scope was cancelled; what was compiled has been saved.
     """
-
-    def default_opener(request: DeviceRequest) -> Device:
-        return open_device(options.selector, request=request, driver_caches=options.driver_caches)
-
     expect(source, PipelineSet, A_SET)
     expect(options, CompileOptions, "CompileOptions")
     directory = directory_to_keep(cache_directory)
@@ -670,13 +667,7 @@ async def compile_set(
         directory = None
     steering = Steering.of(stop)
     cache = CompileCache(options, directory, steering.stop, source)
-    chosen = opener or default_opener
-    if options.mode is CacheMode.BINARIES:
-        chosen = with_features(chosen, frozenset({PIPELINE_BINARIES}))
-    identification = None
-    if options.identifiers or source.provider is not None:
-        chosen = with_features(chosen, SHADER_MODULE_IDENTIFIERS)
-        identification = Identification(source.provider, directory)
+    chosen, identification = chosen_opener(options, source, opener, directory)
     quarantined = QuarantinedSet(source, None if options.retry_quarantined else directory)
     profiled = ProfiledOpener(quarantined.opening(chosen), directory)
     clock = clock or StageClock("read")
@@ -688,6 +679,22 @@ async def compile_set(
     finally:
         cache.end()
     return job.report()
+
+
+def chosen_opener(
+    options: CompileOptions, source: PipelineSet, opener: DeviceOpener | None, directory: Path | None
+) -> tuple[DeviceOpener, Identification | None]:
+    """Who opens devices with what the options need of them, and who identifies modules, if anybody does."""
+
+    def default_opener(request: DeviceRequest) -> Device:
+        return open_device(options.selector, request=request, driver_caches=options.driver_caches)
+
+    chosen = opener or default_opener
+    if options.mode is CacheMode.BINARIES:
+        chosen = with_features(chosen, frozenset({PIPELINE_BINARIES}))
+    if not (options.identifiers or source.provider is not None):
+        return chosen, None
+    return with_features(chosen, SHADER_MODULE_IDENTIFIERS), Identification(source.provider, directory)
 
 
 def with_features(opener: DeviceOpener, features: frozenset[Feature]) -> DeviceOpener:

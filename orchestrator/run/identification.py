@@ -36,7 +36,6 @@ from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode, of_image
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import OrchestratorError
-from orchestrator.run.caches import PreparedParts
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.records import CREATED_CODES, IdentifiersRecord, OutcomeStatus, OutcomeTable
 from orchestrator.schedule.scheduler import Scheduler
@@ -155,7 +154,7 @@ class SpirvSupply:
     """Supplies the code of one run."""
 
     device: Device
-    parts: PreparedParts
+    prepared: PreparedPipelines
     exchange: Exchange
     settle: Callable[[OutcomeStatus, Mapping[int, str]], None]
     notes: list[str] = field(factory=list)
@@ -180,11 +179,11 @@ class SpirvSupply:
     def take(self, jobs: npt.NDArray[np.int32]) -> None:
         """Supply the code of jobs that were not found without it."""
         ready: list[int] = []
+        identified = self._identified
         for job in jobs.tolist():
-            part, identified, own = self._identified(job)
             self._counts["missed"] += 1
-            self._counts["unknown"] += not identified.known(np.array([own], np.int32))[0]
-            modules = [_WantedModule(part, identified, number) for number in identified.needed(own)]
+            self._counts["unknown"] += not identified.known(np.array([job], np.int32))[0]
+            modules = [_WantedModule(self.prepared, identified, number) for number in identified.needed(job)]
             lacking = {each.name: each for each in modules if each.key not in identified.code}
             self._waits[job] = set(lacking)
             for name, module in lacking.items():
@@ -325,17 +324,16 @@ class SpirvSupply:
                 self._judges[id(identified)] = judge
         return judge
 
-    def _identified(self, job: int) -> tuple[PreparedPipelines, IdentifiedModules, int]:
-        part, own = self.parts.part_of(job)
-        assert part.identified is not None  # noqa: S101 - other jobs are never missed
-        return part, part.identified, own
+    @property
+    def _identified(self) -> IdentifiedModules:
+        assert self.prepared.identified is not None  # noqa: S101 - or there is no supply
+        return self.prepared.identified
 
     def _settle(self, jobs: Iterable[int]) -> None:
         ready = list(jobs)
         for job in ready:
             del self._waits[job]
-            _, identified, own = self._identified(job)
-            identified.settle([own])
+            self._identified.settle([job])
         if ready:
             with self.exchange.steering(reorders=False) as schedule:
                 schedule.supplied(ready)
@@ -352,14 +350,12 @@ class SpirvSupply:
     def record(self, table: OutcomeTable) -> IdentifiersRecord:
         """The record, once all workers have ended."""
         created, counts = np.isin(table.status, CREATED_CODES), self._counts
-        for first, part in self.parts.items():
-            if (identified := part.identified) is not None:
-                own = created[first : first + len(part.image)] & identified.lacking
-                modules = identified.image.modules
-                counts["created"] += int(np.count_nonzero(own))
-                counts["modules"] += len(modules)
-                counts["known"] += identified.known_at_start
-                counts["code_bytes"] += sum(each.code_size for each in modules)
+        identified = self._identified
+        modules = identified.image.modules
+        counts["created"] += int(np.count_nonzero(created & identified.lacking))
+        counts["modules"] += len(modules)
+        counts["known"] += identified.known_at_start
+        counts["code_bytes"] += sum(each.code_size for each in modules)
         return IdentifiersRecord(**counts)
 
 

@@ -17,12 +17,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 from attrs import Attribute, converters, evolve, field, frozen, validators
 
 from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import NoDeviceError
 from orchestrator.schedule.options import ScheduleOptions
 from orchestrator.sets.subset import WHOLE, Subset
+from orchestrator.stores.files.atomic_file import SaveError
 
 _NO_LIMIT_NS = 1 << 62
 _SOONEST_NS = 50_000_000
@@ -81,6 +83,19 @@ def directory_to_keep(cache_directory: str | os.PathLike[str] | None) -> Path | 
             "'cache_directory' is empty: name a directory, '.' for the current one, or None to keep nothing"
         )
     return Path(cache_directory)
+
+
+def kept_in(given: str | os.PathLike[str] | None) -> Path:
+    """The directory of cache files: the given one, or the user's cache directory, which may not be there.
+
+    Raises:
+        SaveError: None is given, and the system knows none of the user.
+        ValueError: The text is empty.
+    """
+    try:
+        return directory_to_keep(given) or platformdirs.user_cache_path("orchestrator")
+    except RuntimeError as error:
+        raise SaveError(Path("~/.cache"), "looking for the user's cache directory", str(error)) from None
 
 
 def _number(default: Any, least: float, most: float = math.inf, *, whole: bool = True, **more: Any) -> Any:
@@ -394,7 +409,7 @@ class CompileOptions:
     selector: str = field(default="", validator=_IS_TEXT)
     driver_caches: bool = _switch(False)
     workers: int | None = _number(None, 1)
-    mode: CacheMode | None = field(default=CacheMode.PER_WORKER, converter=converters.optional(CacheMode))
+    mode: CacheMode | None = field(default=None, converter=converters.optional(CacheMode))
     cache_file_needed: bool = _switch(False)
     save_needed: bool = _switch(False)
     merge: MergePolicy | None = field(default=None, validator=_IS_MERGE)

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import base64
 import enum
+import html
+import importlib
+import importlib.util
 import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -398,7 +401,7 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
 
 
 class OutcomeRecorder:
-    """Fills the table of a run; `later` is the most pipelines of other images that may be added.
+    """Fills the table of a run.
 
     Several threads may write at once without a lock: each writes the rows of its own batch, and no pipeline
     is in two batches.
@@ -418,28 +421,14 @@ class OutcomeRecorder:
         image: CreateInfoImage,
         *,
         keep: bool = False,
-        later: int = 0,
-        libraries_of: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
-        room = len(image) + later
-        # Memory that is not touched costs nothing, and the tables shown are views of this one.
-        self._whole = OutcomeTable.untried(np.zeros(room, np.uint64), np.zeros(room, np.uint8), keep=keep)
-        self._only_links = np.zeros(room, np.bool_)
-        self._libraries_of = libraries_of or image.libraries_of
-        self._shown = 0
-        self.extend(image)
-
-    def extend(self, image: CreateInfoImage) -> None:
-        """Add the pipelines of another image after the others, within `later`. One thread."""
-        whole, first = self._whole, self._shown
-        last = self._shown = first + len(image)
-        whole.keys[first:last], whole.kinds[first:last] = image.keys, image.kinds
-        self._only_links[first:last] = image.links & (np.diff(image.module_slot_start) == 0)
-        self.table = OutcomeTable(**whole.at(slice(last)), reasons=whole.reasons)
+        self.table = OutcomeTable.untried(image.keys, image.kinds, keep=keep)
+        self._only_links = image.links & (np.diff(image.module_slot_start) == 0)
+        self._libraries_of = image.libraries_of
 
     def record(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> tuple[Mapping[int, str], int]:
         """Record a batch's results: gives why pipelines failed, and how many were hits."""
-        whole = self._whole
+        whole = self.table
         is_hit = batch.feedback_flags & _HIT == _HIT
         if not self.believes_hits:
             is_made = (batch.results == SUCCESS) & (batch.feedback_flags & FEEDBACK_VALID != 0)
@@ -1156,6 +1145,39 @@ class CompileReport(Record, frozen=True, kw_only=True):
     def of_status(self, status: OutcomeStatus) -> tuple[PipelineOutcome, ...]:
         """The pipelines with a status, by kind and key."""
         return self.pipelines.of_status(status)
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """One row for each pipeline, by kind and key, as arrays of shape (n,): what `pandas.DataFrame` takes.
+
+        `key` is uint64, `driver_ns` uint64, `worker` int32; `kind`, `status` and `reason` are texts.
+        """
+        table = self.pipelines
+        return {
+            "key": table.keys,
+            "kind": np.array([each.value for each in KINDS])[table.kinds],
+            "status": np.array([each.value for each in _STATUSES])[table.status],
+            "driver_ns": table.driver_ns,
+            "worker": table.worker,
+            "reason": np.array([table.reasons.get(row, "") for row in range(len(table))], np.str_),
+        }
+
+    def frame(self) -> Any:
+        """`columns` as a frame of polars, or else of pandas; ModuleNotFoundError where neither is there."""
+        for name in ("polars", "pandas"):
+            if importlib.util.find_spec(name) is not None:
+                return importlib.import_module(name).DataFrame(self.columns())
+        raise ModuleNotFoundError("neither polars nor pandas is installed: use `columns()`")
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{each.value.replace('_', ' ')}</th>" for each in _STATUSES)
+        rows = "".join(
+            f"<tr><th>{kind.value.replace('_', ' ')}</th>"
+            + "".join(f"<td>{count}</td>" for count in self.counts(kind).values())
+            + "</tr>"
+            for kind in KINDS
+        )
+        told = f"{self.set.path} on {self.device.device_name}, mode {self.mode}, {self.workers} workers"
+        return f"<p>{html.escape(told)}</p><table><tr><th></th>{head}</tr>{rows}</table>"
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ compiled, and destroys kept pipelines that were not taken. Progress counts submi
 exactly all of them. A lost device is reported once: by `finish` or `close`, else by the block.
 Assumptions: a session belongs to the trio thread, where any number of tasks may use it. `poll`, `take`,
 `progress`, `remainder` and `unsettled` may be called from any thread. Programs
-without trio use session_thread.py.
+have set_session.py, over several of these.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final, TypeAlias
 
@@ -31,7 +31,7 @@ import trio
 from attrs import evolve, field, frozen
 
 from orchestrator.devices.device import Device, PipelineSource, PreparedPipelines
-from orchestrator.errors import DeviceError, expect
+from orchestrator.errors import DeviceError
 from orchestrator.run.caches import MergedHook
 from orchestrator.run.options import NO_WORKER_CACHES, RUN_DEFAULTS, RunOptions, duration_ns
 from orchestrator.run.records import (
@@ -90,9 +90,6 @@ class PipelineTicket:
 
 Pipelines: TypeAlias = PipelineTicket | int | Iterable[int]
 """Pipelines of a session: a ticket, one index, or several."""
-
-MOST_LATER: Final = 1 << 18
-"""Most pipelines that may be added to an open session."""
 
 _TICK_S: Final = 0.008  # news of each batch would take the interpreter from workers
 _AT_ONCE: Final = 1024  # most pipelines that enter at once, because workers wait meanwhile
@@ -238,42 +235,6 @@ class PipelineSession:
             self._enter(schedule, asked, priority, number)
         return PipelineTicket(self, asked)
 
-    def add(
-        self,
-        prepared: PreparedPipelines,
-        *,
-        skipped: Mapping[int, str] | None = None,
-        costs_ns: npt.NDArray[np.int64] | None = None,
-    ) -> range:
-        """Allow to submit the pipelines of another image, such as those of a level that was just loaded.
-
-        They use the same workers and caches, and equal work in two images is compiled once. The call takes
-        time for all pipelines (5 ms for 60,000), in which no worker gets a batch. In mode BINARIES the first
-        worker that creates one of them looks all of them up; what is not stored by then is compiled again.
-
-        Args:
-            prepared: The image, of the session's device; the caller keeps it open until the session has
-                ended.
-            skipped: Pipelines to leave out, by their index in the image, with the reason.
-            costs_ns: Recorded cost of each, as in `open_session`.
-
-        Returns:
-            Their numbers in the session, in the order of the image.
-
-        Raises:
-            ValueError: More than `MOST_LATER` pipelines were added.
-            trio.ClosedResourceError: The session is closed, or its device was lost.
-        """
-        self._check_open()
-        expect(prepared, PreparedPipelines, "what device.prepare(image) gave")
-        jobs = JobGraph.of_image(prepared.image, recorded_ns=costs_ns, speculative=lacking_code(prepared))
-        numbers = self._run.add(prepared, skipped or {})
-        reasons = self.table.reasons
-        with self.exchange.steering() as schedule:
-            schedule.extend(jobs)
-            schedule.exclude({each: reasons[each] for each in numbers if each in reasons})
-        return numbers
-
     async def require(self, pipeline: int, *, timeout_s: float | None = None) -> PipelineOutcome:
         """Wait for a pipeline, which is created before all others.
 
@@ -409,6 +370,10 @@ class PipelineSession:
 
     # --- looking
 
+    async def idle(self) -> None:
+        """Wait until nothing is queued or in the driver, or the session has ended."""
+        await self._until(lambda schedule: not (schedule.queued or schedule.in_flight), urgent=False)
+
     async def wait(self, what: Pipelines) -> tuple[PipelineOutcome, ...]:
         """Wait until pipelines are settled, or the session has ended.
 
@@ -438,10 +403,15 @@ class PipelineSession:
     def poll(self) -> News:
         """News since the last call, for a caller that polls once a frame."""
         with self._news_lock:  # all of it: no other thread may count in between
+            settled = self.settled()
+            return News(self._progress(), settled)
+
+    def settled(self) -> Int32s:
+        """The pipelines that got their outcome since the last call of this or `poll`."""
+        with self._news_lock:
             self._gather()
             fresh, self._fresh = self._fresh, []
-            settled = np.unique(np.concatenate(fresh)) if fresh else _NOTHING
-            return News(self._progress(), settled)
+        return np.unique(np.concatenate(fresh)) if fresh else _NOTHING
 
     def take(self, pipelines: Pipelines) -> npt.NDArray[np.uint64]:
         """Take kept pipelines, which belong to the caller from now on, also where the session fails.
@@ -675,7 +645,7 @@ class PipelineSession:
     def _check_loop(self) -> None:
         """Refuse to wait in another trio loop, which this one could not wake."""
         if trio.lowlevel.current_trio_token() is not self._loop:
-            raise RuntimeError("the session belongs to another trio loop; start_session is for any thread")
+            raise RuntimeError("the session belongs to another trio loop")
 
     def _check_open(self) -> None:
         if lost := self.exchange.device_lost:
@@ -729,7 +699,7 @@ async def open_session(
         prepared.image, recorded_ns=costs_ns, speculative=lacking_code(prepared), pipeline_keys=pipeline_keys
     )
     scheduler = Scheduler(jobs, workers, evolve(schedule, streaming=True))
-    run = Run(device, prepared, options, primary, scheduler, on_merged, later=MOST_LATER)
+    run = Run(device, prepared, options, primary, scheduler, on_merged)
     session = PipelineSession(run, trusted=costs_ns is not None)
     if options.time_limit_s is not None:
         session.limit_time(options.time_limit_s)

@@ -39,7 +39,7 @@ from orchestrator.devices.device import (
 from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError, expect
 from orchestrator.run.accounting import USAGE, CallLog, ThreadMeter, driver_time_ns, usage_now
-from orchestrator.run.caches import Creator, MergedHook, PreparedParts, RunCaches, duplicates
+from orchestrator.run.caches import Creator, MergedHook, RunCaches, duplicates
 from orchestrator.run.exchange import BatchResult, Exchange
 from orchestrator.run.first_error import first_error
 from orchestrator.run.options import BARRIER, ROLLING, RunOptions, available_workers, check_skipped
@@ -148,7 +148,7 @@ class Worker:
         if not batch.all_hits:  # without what this thread waited for the GIL: no job is longer for that
             times_ns = driver_time_ns(batch.feedback_flags, batch.durations_ns, elapsed_ns)
             elapsed_ns = min(elapsed_ns, sum(times_ns.tolist()))
-        missed = self._creator.parts.missed(indices, batch)
+        missed = self._creator.missed(indices, batch)
         if missed is None:
             return BatchResult(*self._recorder.record(indices, batch), elapsed_ns)
         recorded = self._recorder.record(indices[~missed], batch.only(np.flatnonzero(~missed)))
@@ -183,8 +183,8 @@ def _together(results: Sequence[BatchResult]) -> BatchResult:
 class Run:
     """State of one run. Its blocking methods are called in a thread, one at a time, workers apart.
 
-    The arguments are those of `run_pipelines`, which `checked_run` has checked; at most `later` pipelines may
-    be added. It raises ValueError where pipelines are to be kept that would only share an outcome.
+    The arguments are those of `run_pipelines`, which `checked_run` has checked.
+    It raises ValueError where pipelines are to be kept that would only share an outcome.
     """
 
     def __init__(
@@ -195,8 +195,6 @@ class Run:
         primary: PipelineSource | bytes | None,
         scheduler: Scheduler,
         on_merged: MergedHook | None,
-        *,
-        later: int = 0,
     ) -> None:
         if options.keep and scheduler.shares_outcomes:
             raise ValueError(
@@ -207,12 +205,8 @@ class Run:
         self.worker_count = scheduler.workers
         self.supply: SpirvSupply | None = None
         self._prepared = prepared
-        self._later = later
-        self._parts = PreparedParts(prepared)
-        self._recorder = OutcomeRecorder(
-            prepared.image, keep=options.keep, later=later, libraries_of=self._parts.libraries_of
-        )
-        self._shared = np.zeros(len(self.table) + later, np.bool_)
+        self._recorder = OutcomeRecorder(prepared.image, keep=options.keep)
+        self._shared = np.zeros(len(self.table), np.bool_)
         self._taking = threading.Lock()
         self._workers: list[Worker] = []
         self._calls: list[Calls] = []
@@ -233,7 +227,7 @@ class Run:
         self.table.settle(OutcomeStatus.SKIPPED, options.skipped)
         scheduler.tells_hits = device.features.creation_feedback
         scheduler.exclude(self.table.reasons)
-        if self._parts.identified or later:
+        if prepared.identified is not None:
             self._supply_through(self.exchange)
 
     @property
@@ -247,26 +241,10 @@ class Run:
         def settle(status: OutcomeStatus, reasons: Mapping[int, str]) -> None:
             self.table.settle(status, reasons)  # another image replaces the table
 
-        self.supply = SpirvSupply(self.device, self._parts, exchange, settle)
+        self.supply = SpirvSupply(self.device, self._prepared, exchange, settle)
         exchange.on_missed, exchange.on_steered = self.supply.take, self.supply.reorder
 
     # --- beside the workers
-
-    def add(self, prepared: PreparedPipelines, skipped: Mapping[int, str]) -> range:
-        """Number the pipelines of another image behind the others, with the outcomes that are known.
-
-        Raises:
-            ValueError: There is no room for so many, or see `check_skipped`, like TypeError.
-        """
-        count = len(prepared.image)
-        check_skipped(skipped, count)
-        if len(self.table) + count > len(self._shared):
-            raise ValueError(f"a session holds at most {self._later} pipelines that come later")
-        first = self._parts.add(prepared)
-        self._recorder.extend(prepared.image)
-        for status, reasons in ((OutcomeStatus.FAILED, prepared.unusable), (OutcomeStatus.SKIPPED, skipped)):
-            self.table.settle(status, {first + index: reason for index, reason in reasons.items()})
-        return range(first, first + count)
 
     def take_inferred(self, lost: Mapping[int, str], followers: Int32s, leaders: Int32s) -> None:
         """Set outcomes that follow from those of others.
@@ -282,7 +260,7 @@ class Run:
         for index, reason in sorted(lost.items()):
             # By the status, which is set last: another thread may be here, too, and counts it afterwards.
             if status[index] == not_run:
-                libraries = status[self._parts.libraries_of(index)].tolist()
+                libraries = status[list(self._prepared.image.libraries_of(index))].tolist()
                 is_skipped = skipped in libraries and failed not in libraries
                 outcome = OutcomeStatus.SKIPPED if is_skipped else OutcomeStatus.FAILED
                 self.table.settle(outcome, {index: reason})
@@ -322,9 +300,7 @@ class Run:
         """
         caches, limiter, reported = self._caches, trio.CapacityLimiter(self.worker_count), False
         try:
-            await trio.to_thread.run_sync(
-                caches.open, self._primary_data, self._prepared, self._parts, limiter=limiter
-            )
+            await trio.to_thread.run_sync(caches.open, self._primary_data, self._prepared, limiter=limiter)
             # In mode BINARIES a hit is what was made from stored ones.
             is_told = caches.mode is CacheMode.BINARIES
             self._recorder.believes_hits = is_told or caches.primary_is_filled
@@ -428,7 +404,7 @@ class Run:
             duplicate_job_keys=self._duplicates,
         )
         binaries, identifiers, supply_notes = caches.binaries(), None, list[str]()
-        if self.supply is not None and self._parts.identified:
+        if self.supply is not None:
             identifiers, supply_notes = self.supply.record(table), self.supply.notes
         merge_ns = merge.merge_ns if merge is not None else 0
         return RunReport(

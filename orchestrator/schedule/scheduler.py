@@ -174,16 +174,6 @@ class Scheduler:
             self._jobs.enter(np.array(sorted(new), np.int32))
         self.promote(jobs[~absent].tolist(), priority)
 
-    def extend(self, jobs: JobGraph) -> int:
-        """Add jobs that may be entered later, numbered after the others; returns the number of the first.
-
-        Raises:
-            ValueError: The stream is not open, or the jobs have no keys where earlier ones have.
-        """
-        if not self.open:
-            raise ValueError("no jobs can be added: the stream was not opened, or was closed")
-        return self._jobs.extend(jobs)
-
     def close(self) -> None:
         """Nothing more will be entered. Idempotent."""
         self.open = False

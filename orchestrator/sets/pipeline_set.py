@@ -58,6 +58,7 @@ class PipelineSet(Closing):
     Attributes:
         decoders: How many processes decode its first group; more than 1 only in a process that may fork.
         in_turn: Whether other processes compile it, too, and one at a time decodes it.
+        names: Keys of pipelines by the name or tag that a manifest or a builder gives them.
     """
 
     def __init__(self, source: RecordSource, *, owned: Archive | CombinedRecords | None = None) -> None:
@@ -70,6 +71,7 @@ class PipelineSet(Closing):
         self._files_hash: bytes | None = None
         self.decoders = 1
         self.in_turn = False
+        self.names: Mapping[str, tuple[int, ...]] = {}
 
     @classmethod
     def open(
@@ -93,11 +95,16 @@ class PipelineSet(Closing):
         return cls(source, owned=source)
 
     @classmethod
-    def from_records(cls, source: RecordSource) -> Self:
-        """Make a set of records that the caller has, and goes on to own; TypeError for anything else."""
+    def from_records(cls, source: RecordSource, names: Mapping[str, tuple[int, ...]] | None = None) -> Self:
+        """Make a set of records that the caller has, and goes on to own; TypeError for anything else.
+
+        `names` are keys of its pipelines by name, such as `PipelineSetBuilder.names`.
+        """
         if not hasattr(source, "payload"):
             raise TypeError(f"records are expected here, such as MemoryRecords, not {type(source).__name__}")
-        return cls(source)
+        made = cls(source)
+        made.names = names or {}
+        return made
 
     @property
     def records(self) -> RecordSource:

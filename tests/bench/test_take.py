@@ -129,7 +129,7 @@ def test_a_sample_and_a_compile_are_scheduled_alike(tmp_path: Path, monkeypatch:
     assert fill(job).not_kept == ""
     for start in (Start.COLD, Start.WARM):
         with open_paths(paths) as source:
-            options = CompileOptions(selector="simulated", workers=2)
+            options = CompileOptions(mode="per-worker", selector="simulated", workers=2)
             compiled = trio.run(
                 partial(compile_set, source, options, cache_directory=tmp_path / "compiled")
             ).counts()

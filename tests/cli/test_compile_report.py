@@ -39,7 +39,7 @@ CULPRIT = Culprit(key=f"{3:016x}", kind="compute", cause=Cause.SIGNAL, reason=CR
 @cache
 def compiled() -> CompileReport:
     chosen = Subset(keys=frozenset(compute_keys()[:1]))
-    options = CompileOptions(selector="simulated", workers=1, subset=chosen)
+    options = CompileOptions(mode="per-worker", selector="simulated", workers=1, subset=chosen)
 
     async def run() -> CompileReport:
         with PipelineSet.open(sample_path()) as source:

@@ -280,22 +280,11 @@ def sample_statuses(device: str, cache_directory: Path, environment: Mapping[str
 
 
 def _print_statuses(device: str, cache_directory: Path) -> None:
-    import trio
-
-    from orchestrator import CacheMode, CompileOptions, PipelineSet, compile_set
+    from orchestrator import compile  # noqa: A004 - as users have it
     from orchestrator.sets.authoring.manifest import load_manifest
-    from orchestrator.sets.sample import sample_path
 
-    async def compile_sample() -> dict[tuple[str, int], str]:
-        with PipelineSet.open(sample_path()) as pipelines:
-            report = await compile_set(
-                pipelines,
-                CompileOptions(selector=device, workers=1, mode=CacheMode.SHARED),
-                cache_directory=cache_directory,
-            )
-        return {(each.kind.value, int(each.key)): each.status.value for each in report.pipelines}
-
-    statuses = trio.run(compile_sample)
+    report = compile("sample", device, cache=cache_directory, workers=1, mode="shared")
+    statuses = {(each.kind.value, int(each.key)): each.status.value for each in report.pipelines}
     packed = load_manifest(MANIFEST).pipelines
     print(json.dumps({each.name: statuses[each.kind.value, each.key] for each in packed}))
 

@@ -64,7 +64,13 @@ def report_of(
     given: dict[str, Any] = {"selector": "simulated", "subset": subset, **options}
     with PipelineSet.open(archive or SET[0]) as opened:
         return trio.run(
-            partial(compile_set, opened, CompileOptions(**given), cache_directory=directory, opener=opener)
+            partial(
+                compile_set,
+                opened,
+                CompileOptions(**dict[str, Any](mode="per-worker") | given),
+                cache_directory=directory,
+                opener=opener,
+            )
         )
 
 
@@ -260,7 +266,10 @@ def test_what_a_stopped_run_did_not_try_stays_in_its_pack(tmp_path: Path) -> Non
         stop.set()
         with PipelineSet.open(SET[0]) as opened:
             return await compile_set(
-                opened, CompileOptions(selector="simulated"), cache_directory=place, stop=stop
+                opened,
+                CompileOptions(mode="per-worker", selector="simulated"),
+                cache_directory=place,
+                stop=stop,
             )
 
     def packed(report: CompileReport) -> tuple[int, int]:

@@ -150,7 +150,7 @@ async def compiled(
     with PipelineSet.open(archives) as source:
         return await compile_set(
             source,
-            CompileOptions(**{"workers": 2} | options),
+            CompileOptions(**dict[str, Any](workers=2, mode="per-worker") | options),
             cache_directory=folder,
             opener=opener,
             stop=stop,

@@ -14,7 +14,7 @@ import trio.testing
 from attrs import define, field
 
 from orchestrator.devices.device import PreparedPipelines
-from orchestrator.devices.identified import IdentifiedModules, SpirvProvider
+from orchestrator.devices.identified import SpirvProvider
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
@@ -231,13 +231,6 @@ async def test_a_session_asks_for_what_is_submitted() -> None:
         outcome = await session.require(20)
         assert outcome.status is OutcomeStatus.COMPILED
         assert sorted(translator.calls) == [1010, 2000]
-        # Another image with shaders of the first: nobody is asked twice.
-        known = first.identified
-        later = device.prepare(IdentifiedModules(image(range(20, 24)), known.provider, known.code))
-        ticket = await session.submit(session.add(later))
-        assert all(each.created for each in await ticket.wait())
-        assert sorted(translator.calls) == [1010, 1011, 2000]
-        assert session.progress.done == session.progress.total == 15
         session.take(ticket)
     device.close()
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import trio
 
 from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT
 from orchestrator.devices.opening import open_device
@@ -21,6 +20,7 @@ from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.stores.cache_file import cache_path, load_into_cache
 from tests.drivers import REPOSITORY, require_tool
 
 PAGE = (REPOSITORY / "docs" / "identifiers.md").read_text("utf-8")
@@ -75,16 +75,15 @@ def test_the_second_start_translates_nothing(tmp_path: Path, capsys: pytest.Capt
     described, translating = example("pipelines", "described"), example("pipelines", "translating")
     start = example("compile", "start")
     translated: list[str] = []
-    first = trio.run(start, described(SHADERS), translating(SHADERS, translated), tmp_path, NAVI21)
+    first = start(described(SHADERS), translating(SHADERS, translated), tmp_path, NAVI21)
     assert sorted(translated) == sorted(SHADERS)
     assert first.counts()[OutcomeStatus.COMPILED] == len(SHADERS)
-    second = trio.run(start, described(SHADERS), translating(SHADERS, translated), tmp_path, NAVI21)
+    second = start(described(SHADERS), translating(SHADERS, translated), tmp_path, NAVI21)
     assert len(translated) == len(SHADERS)
     assert second.counts()[OutcomeStatus.CACHE_HIT] == len(SHADERS)
     assert second.identifiers.created == len(SHADERS)
     # One shader more, and one that is none.
-    third = trio.run(
-        start,
+    third = start(
         described([*SHADERS, "or 1", "div 3"]),
         translating([*SHADERS, "or 1", "div 3"], translated),
         tmp_path,
@@ -102,12 +101,12 @@ def test_a_loading_screen_translates_nothing_the_second_time(tmp_path: Path) -> 
     described, translating = example("pipelines", "described"), example("pipelines", "translating")
     loading_screen = example("session", "loading_screen")
     translated: list[str] = []
-    cache = b""
     for start in range(2):
         device = open_device(NAVI21)
         provider = translating(SHADERS, translated)
-        cache = trio.run(loading_screen, device, described(SHADERS), provider, tmp_path, cache)
+        pipelines = loading_screen(device, described(SHADERS), provider, tmp_path)
         assert len(translated) == len(SHADERS), f"start {start}"
+        device.destroy_pipelines(np.array([*pipelines.values()], np.uint64))
         device.close()
 
     # What it compiled is what whoever has the SPIR-V finds: the driver says so of pipelines with their code.
@@ -121,8 +120,7 @@ def test_a_loading_screen_translates_nothing_the_second_time(tmp_path: Path) -> 
     source = PipelineSet.from_records(records)
     built = build_image(source, source.pipelines, device.capabilities)
     prepared = device.prepare(built.image)
-    batch = device.create_pipelines(
-        prepared, np.arange(len(SHADERS), dtype=np.int32), device.create_pipeline_cache(cache)
-    )
+    cache, _ = load_into_cache(device, cache_path(tmp_path, device.identity))
+    batch = device.create_pipelines(prepared, np.arange(len(SHADERS), dtype=np.int32), cache)
     assert (batch.feedback_flags & FEEDBACK_APPLICATION_CACHE_HIT).all()
     device.close()

@@ -29,7 +29,7 @@ from tests.run.support import refuse
 
 NAVI21 = "radv:navi21"
 MESA = b"MESA-BLAKE3".ljust(16, b"\0")
-OPTIONS = CompileOptions(selector=NAVI21, workers=2, identifiers=True)
+OPTIONS = CompileOptions(mode="per-worker", selector=NAVI21, workers=2, identifiers=True)
 SETS = ("sample", "supertuxkart", "sascha_rt")
 
 

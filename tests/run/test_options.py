@@ -10,30 +10,29 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchestrator import (
+from orchestrator.devices.modes import CacheMode
+from orchestrator.devices.opening import open_device
+from orchestrator.devices.selectors import environment_of
+from orchestrator.errors import NoDeviceError
+from orchestrator.run.compile import compile_set
+from orchestrator.run.identification import Identification
+from orchestrator.run.options import (
     ROLLING,
-    CacheMode,
     CompileOptions,
-    Followers,
-    Identification,
     MergePolicy,
     ModulePolicy,
     PipelineKeyUse,
-    PipelineSet,
     RunOptions,
     SavePolicy,
-    ScheduleOptions,
     TrialLimits,
     available_workers,
-    build_image,
-    cache_path,
-    compile_set,
-    environment_of,
-    open_device,
-    opened_groups,
 )
-from orchestrator.errors import NoDeviceError
+from orchestrator.schedule.options import Followers, ScheduleOptions
+from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import opened_groups
 from orchestrator.sets.sample import sample_path
+from orchestrator.stores.cache_file import cache_path
 from orchestrator.testing import SimulatedDevice, simulated_opener
 
 

@@ -49,7 +49,7 @@ def compiled(path: Path, folder: Path, *missing: tuple[str, str], **options: Any
         with PipelineSet.open(path, indexed=False) as source:
             return await compile_set(
                 source,
-                CompileOptions(workers=1, **options),
+                CompileOptions(workers=1, **dict[str, Any](mode="per-worker") | options),
                 cache_directory=folder,
                 opener=opener(*missing),
             )
@@ -78,7 +78,7 @@ async def test_a_plan_is_saved_once_workers_have_begun(left_out: dict[int, str],
     """Before they begin, where the driver may crash again."""
     there: list[int] = []
     with PipelineSet.open(sample_path()) as whole:
-        source, options = whole.leaving_out(left_out), CompileOptions(workers=2)
+        source, options = whole.leaving_out(left_out), CompileOptions(mode="per-worker", workers=2)
         await compile_set(
             source,
             options,
@@ -304,7 +304,7 @@ def test_a_set_in_memory_has_no_plan(tmp_path: Path) -> None:
     async def main() -> CompileReport:
         return await compile_set(
             PipelineSet.from_records(records),
-            CompileOptions(workers=1),
+            CompileOptions(mode="per-worker", workers=1),
             cache_directory=tmp_path,
             opener=opener(),
         )

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from orchestrator import Identification, load_into_cache, save_merged
 from orchestrator.devices.device import DeviceIdentity
+from orchestrator.run.identification import Identification
 from orchestrator.stores.cache_file import (
     CACHE_FILE_SUFFIX,
     PREFIX_HEADER_SIZE,
@@ -19,8 +19,10 @@ from orchestrator.stores.cache_file import (
     LoadResult,
     LoadStatus,
     cache_path,
+    load_into_cache,
     read_cache_file,
     save_cache_file,
+    save_merged,
 )
 from orchestrator.stores.files.fault_injection import FaultyFileOperations
 from orchestrator.testing import SimulatedDevice, simulated_image

@@ -68,6 +68,7 @@ def main() -> None:
     archive, cache, os.environ[FIFO], *others = sys.argv[1:]
     opener = f"open_{others[0]}" if others else "open_telling"
     options = CompileOptions(
+        mode="per-worker",
         workers=2,
         batch_limit=2,
         merge=MergePolicy(rolling=True, batches=1),

@@ -34,7 +34,7 @@ async def test_every_culprit_is_named_and_every_good_one_is_kept(tmp_path: Path)
         memory_bytes=MEMORY_BYTES,
     )
     before = children()
-    options = CompileOptions(workers=2, trial_limits=limits)
+    options = CompileOptions(mode="per-worker", workers=2, trial_limits=limits)
     report = await compile_supervised([str(archive)], options, cache_directory=cache)
     assert children() == before
     assert report.supervision is not None
@@ -51,7 +51,9 @@ async def test_every_culprit_is_named_and_every_good_one_is_kept(tmp_path: Path)
     # Another process finds them all.
     again = await compile_supervised(
         [str(archive)],
-        CompileOptions(trial_limits=TrialLimits(opener=limits.opener), subset=Subset(keys=good)),
+        CompileOptions(
+            mode="per-worker", trial_limits=TrialLimits(opener=limits.opener), subset=Subset(keys=good)
+        ),
         cache_directory=cache,
     )
     assert again.counts()[OutcomeStatus.CACHE_HIT] == len(good)

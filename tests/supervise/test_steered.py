@@ -41,7 +41,9 @@ async def test_what_was_said_holds_for_the_process_that_comes_after_a_death(tmp_
     steering = Steering(on_settled=told.append, steered=True)
     steering.promote([KEYS[0]])
     steering.limit_time(0)
-    options = CompileOptions(workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly"))
+    options = CompileOptions(
+        mode="per-worker", workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly")
+    )
     stages: list[str] = []
 
     async def steer() -> None:
@@ -97,7 +99,9 @@ async def test_after_many_deaths_nothing_cancelled_is_tried(tmp_path: Path) -> N
     write_small_set(archive, 0, 12)
     steering = Steering(steered=True)
     steering.cancel(KEYS[:7])
-    options = CompileOptions(workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_all_deadly"))
+    options = CompileOptions(
+        mode="per-worker", workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_all_deadly")
+    )
     report = await compile_supervised([str(archive)], options, stop=steering)
     assert {each.key for each in report.failed} == set(KEYS[7:])
     assert {each.key for each in report.of_status(OutcomeStatus.NOT_RUN)} == set(KEYS[:7])

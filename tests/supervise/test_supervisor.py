@@ -70,7 +70,7 @@ async def supervised(
     """Compile a set in a child that opens its device by a function of `DEVICES`; no process is left."""
     before = children()
     limits = evolve(limits or TrialLimits(), opener=f"{DEVICES}:{name}")
-    made = CompileOptions(trial_limits=limits, **{"workers": 2} | options)
+    made = CompileOptions(trial_limits=limits, **dict[str, Any](workers=2, mode="per-worker") | options)
     server = (
         CompileServer.start([str(archive)], made, first=first_request(made, folder)) if is_begun else None
     )
@@ -242,7 +242,9 @@ async def test_whoever_ends_the_process_is_blamed_and_the_next_run_leaves_it_out
     assert any("4 pipelines are in quarantine" in each for each in second.notes)
     # In the process of whoever calls it, too, which they would end.
     with PipelineSet.open(archive) as source:
-        here = await compile_set(source, CompileOptions(), cache_directory=cache, opener=open_deadly)
+        here = await compile_set(
+            source, CompileOptions(mode="per-worker"), cache_directory=cache, opener=open_deadly
+        )
     assert here.failed == first.failed
     # What compiles again leaves the quarantine.
     newer = await supervised(archive, "open_newer", cache)
@@ -283,7 +285,9 @@ async def test_no_call_into_the_driver_is_waited_for_for_ever(archive: Path, tmp
         try:
             subset = Subset(keys=frozenset(KEYS[3:5])) if step == "module" else WHOLE
             merge = MergePolicy(rolling=True, batches=1) if step == "read" else None
-            options = CompileOptions(workers=2, trial_limits=limits, subset=subset, merge=merge)
+            options = CompileOptions(
+                mode="per-worker", workers=2, trial_limits=limits, subset=subset, merge=merge
+            )
             reports[step] = await compile_supervised([str(archive)], options, cache_directory=tmp_path / step)
         except DeviceError as error:
             errors.append(str(error))
@@ -439,9 +443,9 @@ async def test_errors_come_out_as_what_they_were(archive: Path, tmp_path: Path) 
     with pytest.raises(TypeError, match="CompileOptions is expected here, not NoneType"):
         await compile_supervised(archive, None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no archive is named"):
-        await compile_supervised([], CompileOptions())
+        await compile_supervised([], CompileOptions(mode="per-worker"))
     with pytest.raises(ValueError, match="'cache_directory' is empty"):
-        await compile_supervised(archive, CompileOptions(), cache_directory="")
+        await compile_supervised(archive, CompileOptions(mode="per-worker"), cache_directory="")
 
 
 async def test_a_driver_that_ends_every_process_is_an_error(archive: Path) -> None:

@@ -66,7 +66,7 @@ async def test_of_targets_that_begin_together_one_of_each_kind_decodes_the_set(
     limits = TrialLimits(opener=f"{OPENERS}:open_alternating")
     results = await compile_targets(
         (str(large),),
-        [CompileOptions(selector=each, workers=1, trial_limits=limits) for each in "abcd"],
+        [CompileOptions(mode="per-worker", selector=each, workers=1, trial_limits=limits) for each in "abcd"],
         expected=Expected(238),
         cache_directory=tmp_path / "cache",
         listener=Listener(),

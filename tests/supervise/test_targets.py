@@ -94,7 +94,7 @@ async def run(
 ) -> list[TargetResult]:
     return await compile_targets(
         ("set.foz",),
-        [CompileOptions(selector=each, **options) for each in selectors],
+        [CompileOptions(selector=each, **dict[str, Any](mode="per-worker") | options) for each in selectors],
         expected=Expected(10),
         cache_directory=Path("cache"),
         listener=listener or Listener(),

@@ -65,7 +65,7 @@ def open_nothing(request: DeviceRequest) -> SimulatedDevice:
 
 async def tried(archive: Path, name: str = "", stop: trio.Event | None = None) -> Trials:
     limits = TrialLimits(opener=f"{__name__}:{name}" if name else "")
-    options = CompileOptions(selector="simulated", trial_limits=limits)
+    options = CompileOptions(mode="per-worker", selector="simulated", trial_limits=limits)
     return await try_pipelines([str(archive)], JOBS, options, DeviceRequest(), stop)
 
 
@@ -102,7 +102,7 @@ async def test_a_pipeline_that_waits_for_a_processor_is_not_to_blame(
 ) -> None:
     """As under a quota: it takes many times its limit, and most of that without a processor."""
     limits = TrialLimits(pipeline_s=0.2, opener=f"{__name__}:open_slow")
-    options = CompileOptions(selector="simulated", trial_limits=limits)
+    options = CompileOptions(mode="per-worker", selector="simulated", trial_limits=limits)
     died = (await try_pipelines([str(archive)], JOBS[:1], options, DeviceRequest())).died
     assert "did not come back from it within 0.2 s" in died[JOBS[0]]
     monkeypatch.setattr(trial, "waited_ns", lambda _: time.monotonic_ns())
@@ -110,12 +110,14 @@ async def test_a_pipeline_that_waits_for_a_processor_is_not_to_blame(
 
 
 async def test_no_trial_begins_when_the_time_is_over(archive: Path) -> None:
-    connection = Connection.to(CompileServer.start([str(archive)], CompileOptions()))
+    connection = Connection.to(CompileServer.start([str(archive)], CompileOptions(mode="per-worker")))
 
     async def note(*_: object) -> None:
         raise AssertionError("nothing was tried")
 
-    trials = SuspectTrials(connection, CompileOptions(), b"", {}, note, ends_at=trio.current_time())
+    trials = SuspectTrials(
+        connection, CompileOptions(mode="per-worker"), b"", {}, note, ends_at=trio.current_time()
+    )
     try:
         await trials.run(JOBS)
     finally:

@@ -26,6 +26,7 @@ from orchestrator.errors import ManifestError, RecordError, shown
 from orchestrator.registry import registry
 from orchestrator.sets.archive.hashes import module_hash
 from orchestrator.sets.archive.modules import encode_module
+from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.state_hashes import SubpassUse, state_hash, subpass_uses
 from orchestrator.sets.authoring.encoders import (
     ALL_PARTS,
@@ -65,6 +66,7 @@ from orchestrator.sets.authoring.structures import (
 from orchestrator.sets.groups import Application, encode_application, encode_link, is_vulkan_version
 from orchestrator.sets.image.documents import TABLES, decode_document
 from orchestrator.sets.needs.context import wrong_stages
+from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import FORMAT_VERSION, RecordTag
 from orchestrator.sets.spirv.interface import ShaderInterface, shader_interface
 from orchestrator.sets.spirv.walk import EntryPoint
@@ -94,10 +96,14 @@ class PipelineSetBuilder:
     Every method that adds something returns the key of its record, and raises a ManifestError where a key,
     name or member is unknown or does not fit. Flags are names, numbers or lists of them; ``p_next`` are the
     structures of a pNext chain, each a mapping with its name as ``structure``.
+
+    Attributes:
+        names: Keys of pipelines by the names and tags that `name` gave them.
     """
 
-    records: RecordSink  # receives the records, such as a `MemoryRecords`
+    records: RecordSink = field(factory=MemoryRecords)  # receives the records
     where: str = "set"  # names the current entry in messages; set it before a call
+    names: dict[str, tuple[int, ...]] = field(init=False, factory=dict)
     _keys: dict[RecordTag, set[int]] = field(init=False, factory=dict)
     _interfaces: dict[int, ShaderInterface] = field(init=False, factory=dict)
     _guessed: set[int] = field(init=False, factory=set)  # modules of whose interface only stages are known
@@ -155,6 +161,21 @@ class PipelineSetBuilder:
         )
         self.records.add(RecordTag.APPLICATION_INFO, self._application, payload)
         return self._application
+
+    def pipeline_set(self) -> PipelineSet:
+        """The set so far, with its names; TypeError where the records go elsewhere, as into an archive."""
+        if not isinstance(self.records, MemoryRecords):
+            raise TypeError(f"the records are in {type(self.records).__name__}: open that as a set")
+        return PipelineSet.from_records(self.records, self.names)
+
+    def name(self, pipeline: int, *names: str) -> int:
+        """Call a pipeline by names, by which a session finds it; one that several have is a tag.
+
+        Returns its key.
+        """
+        for each in names:
+            self.names[each] = (*self.names.get(each, ()), pipeline)
+        return pipeline
 
     def shader_module(self, spirv: bytes | bytearray | memoryview, flags: int = 0) -> int:
         """Add a shader module by its code, little-endian words, and VkShaderModuleCreateFlags."""

@@ -335,6 +335,17 @@ class PackedSet:
     files: tuple[Path, ...]  # the manifest, and its shaders
 
     @property
+    def names(self) -> dict[str, tuple[int, ...]]:
+        """Keys by name: ``graphics.lit[cull_mode=back]`` and ``graphics.lit``; without the kind, too."""
+        found: dict[str, tuple[int, ...]] = {}
+        for each in self.pipelines:
+            entry = each.name.partition("[")[0]
+            for name in dict.fromkeys((each.name, entry)):
+                for called in name, name.partition(".")[2]:
+                    found[called] = (*found.get(called, ()), each.key)
+        return found
+
+    @property
     def modules(self) -> int:
         """Number of shader modules."""
         return len(self.records.keys(RecordTag.SHADER_MODULE))
