@@ -160,14 +160,14 @@ class Session:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do: everything has its outcome, or the session ended."""
+        """Whether nothing is left to do, because everything has its outcome or the session ended."""
         with self._lock:
             is_asked = bool(self._commands)
         return self._over or (not is_asked and self._parts.is_done)
 
     @property
     def progress(self) -> Progress:
-        """How far it is: number and cost of pipelines, time to go."""
+        """How far it is, by number and cost of pipelines, and the time to go."""
         return self._parts.progress
 
     @property
