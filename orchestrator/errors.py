@@ -27,11 +27,10 @@ def shell_text(path: str | os.PathLike[str]) -> str:
     import shlex  # few messages need it
 
     text = os.fspath(path)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # of bytes that are not UTF-8, which only an escape shows
+    if not text.isprintable():  # line ends, and bytes that are not UTF-8, which only an escape shows
         escaped = text.replace("\\", "\\\\").replace("'", "\\'").encode("utf-8", "surrogateescape")
-        return f"$'{escaped.decode('utf-8', 'backslashreplace')}'"
+        each = escaped.decode("utf-8", "backslashreplace")
+        return f"$'{''.join(c if c.isprintable() else ascii(c)[1:-1] for c in each)}'"
     return shlex.quote(text)
 
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from attrs import field, frozen
 
 from orchestrator.cli.output import Output, path_text, styled, write_json
-from orchestrator.errors import ArchiveError, OrchestratorError, shell_text
+from orchestrator.errors import ArchiveError, ManifestError, OrchestratorError, shell_text
 from orchestrator.process import wants_a_thread
 
 CLUSTER_EXTRA = "install what it needs: pip install 'vulkan-pipeline-orchestrator[cluster]'"
@@ -136,6 +136,7 @@ _STEPS: Final = {
     "ReadError": "check the path, who owns it, and its mode (`ls -ld`)",
     "QuarantineError": "check who owns it, and its mode (`ls -ld`); --cache-dir names another directory",
 }
+_NOT_TOML: Final = ": not TOML: "
 _ENCODING_STEP: Final = "choose a locale in UTF-8: export LC_ALL=C.UTF-8"
 _STEPS_BY_WORDS: Final = (
     ("archive", " codec can't encode ", _ENCODING_STEP),
@@ -143,10 +144,14 @@ _STEPS_BY_WORDS: Final = (
     ("archive", "cannot be created", "check the path"),
     ("archive", "cannot be written", "check the path"),
     ("archive", "it is a pipe", "write its data to a file and name that: a set is opened more than once"),
-    ("archive", "it is a directory", "name the files in it, such as DIRECTORY/*.foz"),
+    (
+        "archive",
+        "it is a directory",
+        "name the files in it, such as DIRECTORY/*.foz; `orchestrator inspect DIRECTORY` says what it is",
+    ),
     ("manifest", ": cannot be read: ", "check the path"),
     ("manifest", "no regular file", "check the path"),
-    ("manifest", ": not TOML: ", "a manifest is TOML text; `orchestrator inspect FILE` says what a file is"),
+    ("manifest", _NOT_TOML, "a manifest is TOML text; `orchestrator inspect FILE` says what a file is"),
     (
         "store",
         "there is no store",
@@ -168,8 +173,8 @@ def explain(error: OrchestratorError) -> Failure:
     by_words += [step for of, words, step in _STEPS_BY_WORDS if kind == of and words in message]
     own = _temporary_step(where.get("path", "")) or getattr(error, "next_step", "")
     step = own or (by_words or [_STEPS.get(name, "")])[0]
-    if isinstance(error, ArchiveError):
-        path = shell_text(error.path)
+    if isinstance(error, ArchiveError | ManifestError):
+        path = shell_text(getattr(error, "path", "") or str(error).partition(_NOT_TOML)[0])
         step = re.sub("FILE|DIRECTORY", lambda _: path, step)
     code = ExitCode.NO_DEVICE if kind in ("no_device", "driver", "device") else ExitCode.BAD_INPUT
     return Failure(kind, message, step, code, where)

@@ -123,7 +123,9 @@ def roots_in_home(directory: Path) -> str | None:
     """Why root does not create a directory, and what mends it: a user who has used sudo could not use it."""
     there = next(each for each in (directory, *directory.absolute().parents) if os.path.lexists(each))
     owner = there.stat().st_uid
-    users = {os.environ.get("SUDO_UID"), str(Path.home().stat().st_uid)}
+    users = {os.environ.get("SUDO_UID")}
+    with suppress(OSError):  # HOME may name what is not there
+        users.add(str(Path.home().stat().st_uid))
     if there == directory or os.geteuid() != 0 or owner == 0 or str(owner) not in users:
         return None
     return (

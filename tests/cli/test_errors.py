@@ -73,6 +73,8 @@ def test_places_are_given_to_programs() -> None:
 def test_the_next_step_names_the_file_that_is_known() -> None:
     step = explained(ArchiveError("my set.foz", 0, "not an archive")).next_step
     assert "`orchestrator inspect 'my set.foz'`" in step
+    step = explained(ManifestError("my set.foz: not TOML: no text")).next_step
+    assert "`orchestrator inspect 'my set.foz'`" in step
     step = explained(UnknownPipelineError("my set.foz + b.foz", 10)).next_step
     assert "`orchestrator list 'my set.foz' b.foz --pipelines`" in step
 

@@ -48,8 +48,11 @@ CASES = (
     ("size-nothing", CacheMode.SHARED, ""),
     ("no-flags", CacheMode.PER_WORKER, "the driver refuses externally synchronized caches"),
     ("no-flags", CacheMode.TWO_LEVEL, "the driver refuses externally synchronized caches"),
+    ("hit+merge-nothing", CacheMode.PER_WORKER, "6 pipelines came from a cache that held none"),
+    ("merge-fails+size-nothing", CacheMode.PER_WORKER, NO_MERGE),
+    ("merge-nothing+size-nothing+no-flags", CacheMode.PER_WORKER, NO_MERGE),
 )
-"""A lie, the mode that meets it, and what is told in the first run."""
+"""Lies, the mode that meets it, and what is told in the first run."""
 EACH_LIE = tuple({case[0]: case for case in reversed(CASES)}.values())
 
 
@@ -58,11 +61,11 @@ def refusal(command: str) -> DriverError:
 
 
 class LyingDevice(SimulatedDevice):
-    """The simulated device with one of the lies of the layer."""
+    """The simulated device with lies of the layer, with a + between two."""
 
     def __init__(self, lie: str, options: SimulatedOptions | None = None) -> None:
         super().__init__(options)
-        self.lie = lie
+        self.lies = lie.split("+")
 
     def _create(self, *given: object, **named: object) -> CreationBatch:
         batch = super()._create(*given, **named)  # type: ignore[arg-type]
@@ -72,23 +75,23 @@ class LyingDevice(SimulatedDevice):
         return self._lied(super()._create_captured(*given, **named))  # type: ignore[arg-type]
 
     def _lied(self, batch: CreationBatch) -> CreationBatch:
-        if self.lie == "hit":
+        if "hit" in self.lies:
             batch.feedback_flags |= np.uint32(FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT)
         return batch
 
     def _create_cache(self, data: bytes, external: bool, merged_internally: bool, name: str) -> int:
-        if self.lie == "no-flags" and (external or merged_internally):
+        if "no-flags" in self.lies and (external or merged_internally):
             raise refusal("vkCreatePipelineCache")
         return super()._create_cache(data, external, merged_internally, name)
 
     def _merge_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
-        if self.lie == "merge-fails":
+        if "merge-fails" in self.lies:
             raise refusal("vkMergePipelineCaches")
-        if self.lie != "merge-nothing":
-            super()._merge_caches(destination, sources[:1] if self.lie == "merge-first" else sources)
+        if "merge-nothing" not in self.lies:
+            super()._merge_caches(destination, sources[:1] if "merge-first" in self.lies else sources)
 
     def _cache_size(self, cache: PipelineCache) -> int:
-        return 0 if self.lie == "size-nothing" else super()._cache_size(cache)
+        return 0 if "size-nothing" in self.lies else super()._cache_size(cache)
 
 
 def outcome(report: CompileReport) -> tuple[int, int, str]:
