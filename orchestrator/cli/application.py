@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from orchestrator.cli.errors import UsageError
 from orchestrator.cli.output import console_on
@@ -33,12 +33,6 @@ app = App(
 
 Start with `orchestrator devices`, then `orchestrator compile sample`.
 
-Every verb takes these options:
-  --color auto|always|never
-  --no-progress
-  -v, --verbose  show lists in full
-  -q, --quiet    show only errors
-
 Exit codes:
   0    success
   1    done, but something failed: pipelines, records of a set, samples;
@@ -50,35 +44,36 @@ Exit codes:
   130  stopped by Ctrl-C, SIGTERM or SIGHUP; finished work is kept
   141  the reader of the output closed it
 """,
+    help_epilogue="Every verb takes -v, --verbose (lists in full), -q, --quiet (errors only), --no-progress, "
+    "and --color auto, always or never.",
     help_format="plaintext",
     # Words are what they say: cyclopts would read a file called `[1].foz` as a list in JSON.
     default_parameter=Parameter(negative="", json_dict=False, json_list=False),
     version=VERSION,
 )
-VERBS = {
-    "devices": "devices:devices_verb",
-    "list": "list_set:list_verb",
-    "compile": "compile:compile_verb",
-    "worker": "worker:worker_verb",
-    "bench": "bench:bench_verb",
-    "compare": "compare:compare_verb",
-    "calibrate": "calibrate:calibrate_verb",
-    "inspect": "inspect:inspect_verb",
-    "export": "export:export_verb",
-    "pack": "pack:pack_verb",
-    "verify": "verify:verify_verb",
-    "binaries": "binaries:binaries_verb",
-    "merge": "merge:merge_verb",
-    "install": "install:install_verb",
-    "prune": "prune:prune_verb",
-    "quarantine": "quarantine:quarantine_verb",
-    "doctor": "doctor:doctor_verb",
-    "completion": "completion:completion_verb",
+_JOBS: Final = {
+    "Compile": "devices list compile calibrate pack worker",
+    "Measure": "bench compare",
+    "Keep and ship": "inspect verify export merge install binaries prune",
+    "When things go wrong": "doctor quarantine",
+    "This program": "completion",
 }
-for _name, _function in VERBS.items():
-    # Loaded when it is called. Markdown needs a parser of its own: a verb's help has examples to set apart,
-    # the list of verbs has not.
-    app.command(f"orchestrator.cli.{_function}", name=_name, help_format="markdown")
+"""The verbs by what they are for, in the order of the help."""
+VERBS: Final = " ".join(_JOBS.values()).split()
+_MODULES: Final = {"list": "list_set"}
+for _order, (_job, _verbs) in enumerate(_JOBS.items()):
+    _group = Group(_job, sort_key=_order)
+    for _verb in _verbs.split():
+        # Loaded when it is called. Markdown needs a parser of its own: a verb's help has examples to set
+        # apart, the list of verbs has not.
+        app.command(
+            f"orchestrator.cli.{_MODULES.get(_verb, _verb)}:{_verb}_verb",
+            name=_verb,
+            group=_group,
+            sort_key=VERBS.index(_verb),
+            help_format="markdown",
+        )
+app["--help"].group = app["--version"].group = (_group,)
 
 
 def parse(tokens: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundArguments]:

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from orchestrator.cli.application import JsonFlag, SetNames
-from orchestrator.cli.compile_arguments import COMPILE_DEFAULTS, CompileArguments
+from orchestrator.cli.compile_arguments import COMPILE_DEFAULTS, OUTPUT, CompileArguments
 
 
 def compile_verb(
@@ -15,7 +15,7 @@ def compile_verb(
     /,
     arguments: Annotated[CompileArguments, Parameter(name="*")] = COMPILE_DEFAULTS,
     *,
-    json: JsonFlag = False,
+    json: Annotated[JsonFlag, OUTPUT] = False,
 ) -> int:
     """Compile a set on a device over several workers, merge their caches, and keep the result.
 

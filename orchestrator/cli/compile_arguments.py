@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from attrs import frozen
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from orchestrator.cli.application import (
     DEVICE_HELP,
@@ -16,6 +16,12 @@ from orchestrator.cli.application import (
     KeyFile,
     in_range,
 )
+
+WHAT = Parameter(group=Group("What", sort_key=1))
+WHERE = Parameter(group=Group("Where it is kept", sort_key=2))
+SPEED = Parameter(group=Group("How fast", sort_key=3))
+TROUBLE = Parameter(group=Group("When things go wrong", sort_key=4))
+OUTPUT = Parameter(group=Group("Output", sort_key=5))
 
 
 @frozen(kw_only=True)
@@ -92,6 +98,7 @@ class CompileArguments:
 
     device: Annotated[
         list[str] | None,
+        WHAT,
         FIRST_DEVICE,
         Parameter(
             help=DEVICE_HELP
@@ -99,40 +106,42 @@ class CompileArguments:
             "given several times."
         ),
     ] = None
-    workers: Annotated[str, Parameter(alias="-j")] = "auto"
-    mode: Literal["auto", "shared", "per-worker", "per-worker-internal", "two-level", "binaries", "none"] = (
-        "auto"
-    )
-    merge: Literal["auto", "barrier", "rolling"] = "auto"
+    only: Annotated[list[str] | None, WHAT, Parameter(negative="")] = None
+    shard: Annotated[str, WHAT, Parameter(show_default=lambda _: "all of it")] = ""
+    identifiers: Annotated[Flag, WHAT] = False
+    cluster: Annotated[str, WHAT, Parameter(show_default=lambda _: "this machine alone")] = ""
     cache_dir: Annotated[
-        CacheDirectory, Parameter(help="Directory for cache files, one file per device and driver.")
+        CacheDirectory, WHERE, Parameter(help="Directory for cache files, one file per device and driver.")
     ] = None
-    driver_caches: Flag = False
-    relax_driver_version: Flag = False
-    trace: Path | None = None
-    pipeline_stats: Path | None = None
-    spirv_val: Literal["off", "warn", "skip", "isolate"] = "off"
-    pipeline_keys: Literal["auto", "all", "off"] = "auto"
-    time_limit: Annotated[str, Parameter(alias="--time-budget", show_default=lambda _: "none")] = ""
-    shard: Annotated[str, Parameter(show_default=lambda _: "all of it")] = ""
-    plan: Literal["auto", "off"] = "auto"
-    identifiers: Flag = False
-    only: Annotated[list[str] | None, Parameter(negative="")] = None
-    only_these: Flag = False
-    retry_quarantined: Flag = False
-    timeout: str = "auto"
-    binaries_disk: Annotated[str, Parameter(show_default=lambda _: "as before, else 512M")] = ""
-    binaries_memory: str = "256M"
-    memory: Annotated[str, Parameter(show_default=lambda _: "no limit")] = ""
-    driver_log: Path | None = None
-    in_process: Flag = False
-    allow_damaged: Flag = False
-    out: Annotated[Path | None, Parameter(alias="-o", show_default=lambda _: "none")] = None
-    key: KeyFile = None
-    cluster: Annotated[str, Parameter(show_default=lambda _: "this machine alone")] = ""
-    progress: Annotated[str, Parameter(show_default=lambda _: "none")] = ""
-    control: Annotated[int | None, Parameter(show_default=lambda _: "none", validator=in_range(0))] = None
-    nice: Annotated[int, Parameter(validator=in_range(0, 19))] = 0
+    out: Annotated[Path | None, WHERE, Parameter(alias="-o", show_default=lambda _: "none")] = None
+    key: Annotated[KeyFile, WHERE] = None
+    only_these: Annotated[Flag, WHERE] = False
+    relax_driver_version: Annotated[Flag, WHERE] = False
+    plan: Annotated[Literal["auto", "off"], WHERE] = "auto"
+    binaries_disk: Annotated[str, WHERE, Parameter(show_default=lambda _: "as before, else 512M")] = ""
+    workers: Annotated[str, SPEED, Parameter(alias="-j")] = "auto"
+    mode: Annotated[
+        Literal["auto", "shared", "per-worker", "per-worker-internal", "two-level", "binaries", "none"], SPEED
+    ] = "auto"
+    time_limit: Annotated[str, SPEED, Parameter(alias="--time-budget", show_default=lambda _: "none")] = ""
+    nice: Annotated[int, SPEED, Parameter(validator=in_range(0, 19))] = 0
+    merge: Annotated[Literal["auto", "barrier", "rolling"], SPEED] = "auto"
+    pipeline_keys: Annotated[Literal["auto", "all", "off"], SPEED] = "auto"
+    driver_caches: Annotated[Flag, SPEED] = False
+    binaries_memory: Annotated[str, SPEED] = "256M"
+    timeout: Annotated[str, TROUBLE] = "auto"
+    memory: Annotated[str, TROUBLE, Parameter(show_default=lambda _: "no limit")] = ""
+    spirv_val: Annotated[Literal["off", "warn", "skip", "isolate"], TROUBLE] = "off"
+    retry_quarantined: Annotated[Flag, TROUBLE] = False
+    allow_damaged: Annotated[Flag, TROUBLE] = False
+    driver_log: Annotated[Path | None, TROUBLE] = None
+    in_process: Annotated[Flag, TROUBLE] = False
+    progress: Annotated[str, OUTPUT, Parameter(show_default=lambda _: "none")] = ""
+    control: Annotated[
+        int | None, OUTPUT, Parameter(show_default=lambda _: "none", validator=in_range(0))
+    ] = None
+    trace: Annotated[Path | None, OUTPUT] = None
+    pipeline_stats: Annotated[Path | None, OUTPUT] = None
 
 
 COMPILE_DEFAULTS = CompileArguments()

@@ -64,11 +64,19 @@ _STATUSES: tuple[tuple[OutcomeStatus, str, Style], ...] = (
 
 
 def show_report(output: Output, report: CompileReport, clock: StageClock | None = None) -> None:
-    """Write the report to stdout; silent with --json."""
-    _show_head(output, report)
-    _show_counts(output, report)
+    """Write the report to stdout; silent with --json.
+
+    Of a compile that was stopped, the sum is shown, and what failed, unless all is asked for.
+    """
     named = [("", report)]
-    _show_reasons(output, named, OutcomeStatus.SKIPPED)
+    in_full = display.verbose or not report.stopped
+    _show_head(output, report)
+    if in_full:
+        _show_choices(output, report)
+        _show_counts(output, report)
+        _show_reasons(output, named, OutcomeStatus.SKIPPED)
+    else:
+        output.line(_sum_text([report]))
     _show_reasons(output, named, OutcomeStatus.FAILED)
     if report.supervision is not None:
         _show_supervision(output, report.supervision)
@@ -77,6 +85,9 @@ def show_report(output: Output, report: CompileReport, clock: StageClock | None 
         output.line("")
         output.line(styled(f"damage in the set: {plural(len(damage), 'place')}", "bad"))
         _show_some(output, damage, 5, "place", lambda each: output.line(f"  {damage_text(each)}"))
+    if not in_full:
+        output.facts(row for row in _cache_rows(report) if row[0] != "  loaded")
+        return
     output.line("")
     took = f"{_time(report.timing.wall_ns)} from the first pipeline to the last"
     in_all = "" if clock is None else f", {_time(ProcessClock.of(clock).total_ns)} in all"
@@ -148,6 +159,9 @@ def _show_head(output: Output, report: CompileReport) -> None:
         styled(device.device_name, "head"),
         styled(f"  {driver_text(device)}", "dim"),
     )
+
+
+def _show_choices(output: Output, report: CompileReport) -> None:
     output.line(f"mode {report.mode.value}, {plural(report.workers, 'worker')}")
     if (subset := report.set.subset) is not None:
         part = f"shard {subset.shard}/{subset.shards}" if subset.shards > 1 else "chosen by key"
@@ -192,7 +206,7 @@ def _show_reasons(
         return
     output.line("")
     if status is OutcomeStatus.SKIPPED:
-        why = "the device lacks, or this version does not know, what they need; the driver was not asked"
+        why = "the device lacks what they need, so the driver was not asked"
         output.line(styled("skipped", "warn"), f": {why}")
     else:
         output.line(styled("failed", "bad"))
@@ -436,6 +450,10 @@ def _show_stopped(output: Output, results: Sequence[TargetResult]) -> None:
     how = "run it again to continue from what was saved"
     output.problem(styled(f"stopped early: of {plural(len(results), 'target')} {words}; {how}", "warn"))
     if reports:
-        counts = [each.counts() for each in reports]
-        sums = ((sum(each[status] for each in counts), name) for status, name, _ in _STATUSES)
-        output.line("pipelines: ", ", ".join(f"{count:,} {name}" for count, name in sums))
+        output.line(_sum_text(reports))
+
+
+def _sum_text(reports: Iterable[CompileReport]) -> str:
+    counts = [each.counts() for each in reports]
+    sums = ((sum(each[status] for each in counts), name) for status, name, _ in _STATUSES)
+    return "pipelines: " + ", ".join(f"{count:,} {name}" for count, name in sums)

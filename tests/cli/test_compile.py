@@ -294,6 +294,7 @@ def test_a_signal_stops_it_in_order(
     assert shown.code == ExitCode.INTERRUPTED
     assert "not run" in shown.out
     assert "run it again" in shown.out
+    assert len(shown.out.splitlines()) <= 5
 
 
 def test_what_was_compiled_before_a_signal_is_saved(
