@@ -152,15 +152,15 @@ def test_every_command_of_a_page_runs(page: Path, directory: Path) -> None:
 
 
 EXAMPLES = dict(
-    re.findall(
-        r"^```python example=(\w+)\n(.*?)^```", (REPOSITORY / "README.md").read_text("utf-8"), re.M | re.S
-    )
+    example
+    for page in (REPOSITORY / "README.md", REPOSITORY / "docs" / "capturing.md")
+    for example in re.findall(r"^```python example=(\w+)\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
 )
 
 
 @pytest.mark.driver
-@pytest.mark.parametrize(("name", "printed"), [("compile", "COMPILED"), ("builder", "4")])
-def test_the_examples_of_the_readme_run(name: str, printed: str, directory: Path) -> None:
+@pytest.mark.parametrize(("name", "printed"), [("compile", "COMPILED"), ("builder", "4"), ("session", "%")])
+def test_the_first_examples_run(name: str, printed: str, directory: Path) -> None:
     driver_manifest("radv:navi21")
     (directory / f"{name}.py").write_text(EXAMPLES[name], "utf-8")
     done = run(directory, f"python {name}.py")

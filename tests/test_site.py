@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -21,3 +22,8 @@ def test_sphinx_has_nothing_to_warn_of(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_picture_is_the_one_that_its_script_draws() -> None:
+    drawn = runpy.run_path(str(REPOSITORY / "docs" / "picture.py"))["picture"]()
+    assert (REPOSITORY / "docs" / "picture.svg").read_text("utf-8") == drawn
