@@ -73,7 +73,7 @@ def test_a_device_of_ones_own(tmp_path: Path) -> None:
         pipelines, lacking = example("adopted", "load")("sample", mine, str(tmp_path))
     geometry = "SPIR-V capability Geometry (2): needs VkPhysicalDeviceFeatures::geometryShader"
     assert geometry in lacking.values()
-    assert len(pipelines) > 100
+    assert len(pipelines) > 50
     assert list(tmp_path.glob("*.pipeline-cache"))
 
 
