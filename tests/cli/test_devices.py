@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,13 @@ def test_what_leaves_no_driver_is_named(call: Call, monkeypatch: pytest.MonkeyPa
     assert done.code == ExitCode.NO_DEVICE
     assert f"VK_DRIVER_FILES={folder} names no file that is there" in done.err
     assert "mesa-vulkan-drivers" in done.err
+    lost = tmp_path / "lost.json"
+    icd = {"library_path": "./gone/libvulkan_radeon.so", "api_version": "1.4.305"}
+    lost.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
+    monkeypatch.setenv("VK_DRIVER_FILES", str(lost))
+    done = call("devices")
+    assert done.code == ExitCode.NO_DEVICE
+    assert f"{lost} names the library ./gone/libvulkan_radeon.so, which is not there" in done.err
     manifest = tmp_path / "broken.json"
     manifest.write_text("{")
     monkeypatch.setenv("VK_DRIVER_FILES", str(manifest))

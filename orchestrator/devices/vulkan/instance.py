@@ -22,7 +22,7 @@ from orchestrator.devices.device import ERROR_INITIALIZATION_FAILED, DeviceHandl
 from orchestrator.devices.device import check as check
 from orchestrator.devices.request import ApplicationInfo
 from orchestrator.devices.vulkan._generated import COMMANDS, ffi
-from orchestrator.devices.vulkan.manifests import layer_libraries
+from orchestrator.devices.vulkan.manifests import driver_manifests, layer_libraries, missing_libraries
 from orchestrator.errors import DeviceError, DriverError, NoDeviceError
 from orchestrator.registry.tables import registry
 
@@ -251,6 +251,10 @@ def _none_found() -> NoDeviceError:
     there = any(Path(each).exists() for each in named.split(os.pathsep) if each)
     filters = " ".join(f"{each}={os.environ[each]}" for each in _FILTERS if os.environ.get(each))
     wrong = f"{variable}={named} names no file that is there: correct or unset that, or " if named else ""
+    missing = missing_libraries(os.environ)
+    if missing and len(missing) == len(driver_manifests(os.environ)):
+        wrong = f"{', '.join(missing)}, which is not there: install it again, correct the manifest, or "
+        there = False
     why = _NO_GPU if there else _NO_DRIVER.format(wrong)
     if filters:
         why = f"no device among the drivers that {filters} leaves to the Vulkan loader: correct or unset that"

@@ -9,6 +9,7 @@ import mmap
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -69,6 +70,18 @@ def driver_library(environment: Mapping[str, str]) -> Path | None:
         return next((each for each in libraries if each.is_file() and _architecture(each) == own), None)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def missing_libraries(environment: Mapping[str, str]) -> list[str]:
+    """What the loader passes over in an environment: manifests that name a library that is not there."""
+    found = []
+    for manifest in driver_manifests(environment):
+        with suppress(OSError, msgspec.MsgspecError):
+            library = _library_path(Path(manifest))
+            # A name without a folder is looked for by the system.
+            if "/" in library and not Path(manifest).parent.joinpath(library).exists():
+                found.append(f"{manifest} names the library {library}")
+    return found
 
 
 def has_constant(library: Path, text: bytes) -> bool:
