@@ -82,7 +82,7 @@ def test_levels() -> None:
     with session(builder, "simulated", queue=False, options=CompileOptions(mode="none")) as loading:
         loading.allow(0)
         assert example("levels", "enter_castle")(_released(loading), loading.submit("forest")) == []
-        assert set(loading.take()) == set(builder.names["castle"])
+        assert set(loading.take()) >= set(builder.names["castle"])  # and what of the forest had begun
 
 
 def _released(loading: Session) -> Session:
