@@ -104,7 +104,7 @@ class _Ready:
 
 
 @define(eq=False)
-class Part:
+class SessionPart:
     """A group whose pipelines can be compiled."""
 
     session: PipelineSession
@@ -124,7 +124,7 @@ class SessionParts:
     def __init__(self, asked: SessionRequest) -> None:
         self._asked = asked
         self.queue = asked.queue
-        self.parts: list[Part] = []
+        self.parts: list[SessionPart] = []
         self.names: dict[str, tuple[int, ...]] = {}
         self.left_out: dict[int, str] = {}
         self.all_open = trio.Event()
@@ -142,7 +142,7 @@ class SessionParts:
         self._tally = Tally()
         self._notes: list[str] = []
         self._lock = threading.Lock()  # of the time, which any thread gives
-        self._active: Part | None = None
+        self._active: SessionPart | None = None
         self._until_ns: int | None = None
 
     # --- from opening to closing
@@ -246,7 +246,7 @@ class SessionParts:
             ):
                 session.limit_time(0)  # until it has its turn
                 keys = ready.prepared.image.keys.tolist()
-                part = Part(session, dict(zip(keys, range(len(keys)), strict=True)))
+                part = SessionPart(session, dict(zip(keys, range(len(keys)), strict=True)))
                 if self.queue:
                     await session.submit(part.chosen(None), priority=Priority.BACKGROUND)
                 self._take_part(part)
@@ -306,7 +306,7 @@ class SessionParts:
             self._refused[told.status] += 1
 
     def _end_part(
-        self, chunks: Generator[OpenedGroup, None, None], ready: _Ready | None, part: Part | None
+        self, chunks: Generator[OpenedGroup, None, None], ready: _Ready | None, part: SessionPart | None
     ) -> None:
         """Save and destroy what is the part's, in the order that Vulkan wants."""
         try:
@@ -322,7 +322,7 @@ class SessionParts:
         finally:
             chunks.close()
 
-    def _take_report(self, ready: _Ready, part: Part, report: RunReport) -> None:
+    def _take_report(self, ready: _Ready, part: SessionPart, report: RunReport) -> None:
         if self._asked.keep:
             ready.opened.device.destroy_pipelines(part.session.take(part.chosen(None)))
             table = msgspec.structs.replace(report.pipelines, handles=None)
@@ -366,7 +366,7 @@ class SessionParts:
 
     # --- whose turn it is
 
-    def _take_part(self, part: Part) -> None:
+    def _take_part(self, part: SessionPart) -> None:
         self.parts.append(part)
         with self._lock:
             if self._active is None:
@@ -405,7 +405,7 @@ class SessionParts:
                 chosen.urgency = Priority.BACKGROUND
 
     @staticmethod
-    async def _idle_before(part: Part, changed: trio.Event) -> bool:
+    async def _idle_before(part: SessionPart, changed: trio.Event) -> bool:
         """Wait until a part has nothing left, or something changes; whether the first came."""
         is_idle = False
 
