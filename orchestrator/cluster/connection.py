@@ -300,7 +300,9 @@ class Cluster:
             await trio.sleep(_LOOK_S)
 
     async def _addresses(self) -> set[str]:
-        look = partial(self.client.scheduler_info, n_workers=-1)
+        # Not what the client keeps of it, which its own look, without workers, may have replaced meanwhile.
+        scheduler: Any = self.client.scheduler
+        look = partial(self.client.sync, scheduler.identity, n_workers=-1)
         try:
             return set((await trio.to_thread.run_sync(look, abandon_on_cancel=True))["workers"])
         except (OSError, KeyError):  # a client whose scheduler has ended knows of no workers at all
