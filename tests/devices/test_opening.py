@@ -159,6 +159,9 @@ def main(selectors):
     locale.setlocale(locale.LC_ALL, "C.UTF-8")
     os.umask(0o027)
     signal.signal(signal.SIGTERM, lambda *_: None)
+    first = threading.Thread(target=os.getpid)  # with which the C library takes a signal of its own
+    first.start()
+    first.join()
     answers = []
     for selector in selectors:
         before = state()

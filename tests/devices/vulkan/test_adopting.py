@@ -258,7 +258,10 @@ def test_a_device_is_opened_with_what_its_host_wishes_for(driver: str) -> None:
 _LAYERED = """
 import json, sys
 import trio
-from orchestrator import PipelineSet, RunOptions, adopt_device, build_image, open_session
+from orchestrator import PipelineSet, adopt_device
+from orchestrator.run.options import RunOptions
+from orchestrator.run.session import open_session
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.sample import sample_path
 from tests.devices.vulkan.test_adopting import MORE
 from tests.hosts.python_host import PythonHost
