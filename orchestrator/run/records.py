@@ -1346,8 +1346,8 @@ class TimeToGo:
         """Seconds to go at `now_ns`, or None where that is unknown; all calls use one clock."""
         if self._first_ns is None:
             self._first_ns = now_ns
+        self._look(now_ns)
         over, queued, flights = self.scheduler.costs()
-        self._seen = {each: self._seen.get(each, now_ns) for each in flights}
         total = over + queued + sum(flights.values())
         elapsed_ns = now_ns - self._first_ns
         is_enough = elapsed_ns >= _AFTER_NS and (over >= _ENOUGH * total or elapsed_ns >= _LONG_NS)
@@ -1362,6 +1362,10 @@ class TimeToGo:
         return max((rate * queued + sum(in_flight)) / self.workers, *in_flight, 0.0) / 1e9
 
     def slowest(self, now_ns: int) -> tuple[Assignment, int] | None:
-        """The longest assignment in flight that `eta_s` saw last, and its age, ns."""
+        """The assignment in flight that was seen first, and its age, ns; None where there is none."""
+        self._look(now_ns)
         oldest = min(self._seen, key=self._seen.__getitem__, default=None)
         return None if oldest is None else (oldest, now_ns - self._seen[oldest])
+
+    def _look(self, now_ns: int) -> None:
+        self._seen = {each: self._seen.get(each, now_ns) for each in self.scheduler.assigned}

@@ -12,8 +12,8 @@ pipelines; leaving it by an exception, or cancelled, waits only for the calls in
 compiled, and destroys kept pipelines that were not taken. Progress counts submitted pipelines, and ends at
 exactly all of them. A lost device is reported once: by `finish` or `close`, else by the block.
 Assumptions: a session belongs to the trio thread, where any number of tasks may use it. `poll`, `take`,
-`progress`, `remainder` and `unsettled` may be called from any thread. Programs
-have set_session.py, over several of these.
+`progress`, `remainder`, `is_idle` and `unsettled` may be called from any thread.
+Programs have set_session.py, over several of these.
 """
 
 from __future__ import annotations
@@ -370,9 +370,15 @@ class PipelineSession:
 
     # --- looking
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is queued or in the driver."""
+        with self.exchange.looking() as schedule:
+            return _is_idle(schedule)
+
     async def idle(self) -> None:
         """Wait until nothing is queued or in the driver, or the session has ended."""
-        await self._until(lambda schedule: not (schedule.queued or schedule.in_flight), urgent=False)
+        await self._until(_is_idle, urgent=False)
 
     async def wait(self, what: Pipelines) -> tuple[PipelineOutcome, ...]:
         """Wait until pipelines are settled, or the session has ended.
@@ -597,15 +603,18 @@ class PipelineSession:
             if self._stale_total:
                 self._stale_total, self._total_ns = False, schedule.estimated_ns()
             done = int(self._counts.sum())
-            eta_s = 0.0 if done == total else self._to_go.eta_s(now_ns)
-        elapsed_s = (now_ns - self._begun_ns) / 1e9 if self._begun_ns else 0.0
-        if queued and self._limit_ns is not None:
-            known = self._limit_ns and self._done_ns
-            eta_s = elapsed_s * (self._total_ns - self._done_ns) / self._done_ns if known else None
+            elapsed_s = (now_ns - self._begun_ns) / 1e9 if self._begun_ns else 0.0
+            eta_s: float | None = 0.0
+            if queued and self._limit_ns is not None:
+                known = self._limit_ns and self._done_ns
+                eta_s = elapsed_s * (self._total_ns - self._done_ns) / self._done_ns if known else None
+            elif done != total:
+                eta_s = self._to_go.eta_s(now_ns)
+            found = self._to_go.slowest(now_ns)
         counts = dict(zip(OutcomeStatus, self._counts.tolist(), strict=True))
         compiled, hits = counts[OutcomeStatus.COMPILED], counts[OutcomeStatus.CACHE_HIT]
         slowest = None
-        if in_flight and (found := self._to_go.slowest(now_ns)) is not None:
+        if found is not None:
             assignment, age_ns = found
             first, count = self.table.row(int(assignment.indices[0])), len(assignment.indices)
             slowest = SlowInFlight(Hash(first.key), first.kind, count, round(age_ns / 1e9, 1))
@@ -654,6 +663,10 @@ class PipelineSession:
             raise trio.ClosedResourceError("the session is closed")
         if self._ended.is_set() or self.exchange.cancelled:
             raise _GoneError("the session failed or was cancelled; its block raises the cause")
+
+
+def _is_idle(schedule: Scheduler) -> bool:
+    return not (schedule.queued or schedule.in_flight)
 
 
 def _room(schedule: Scheduler) -> float:

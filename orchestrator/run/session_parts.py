@@ -391,7 +391,7 @@ class SessionParts:
         """While there are several parts, give the time to the one with the most urgent work."""
         while not self._over.is_set():
             self._changed = trio.Event()
-            busy = [each for each in self.parts if not each.session.remainder.done]
+            busy = [each for each in self.parts if not each.session.is_idle]
             chosen = min(busy, key=lambda each: each.urgency, default=None)
             with self._lock:
                 if chosen is not None and chosen is not self._active:
@@ -538,7 +538,7 @@ class SessionParts:
     def is_done(self) -> bool:
         """Whether all parts are open, and nothing is queued or in the driver."""
         return self.all_open.is_set() and all(
-            each.session.closed or each.session.remainder.done for each in self.parts
+            each.session.closed or each.session.is_idle for each in self.parts
         )
 
     @property

@@ -259,12 +259,16 @@ class Scheduler:
         compiles = (np.frombuffer(table.lane, np.uint8) == COMPILE) & (states != JOINED)
         costs = np.where(compiles, table.corrected, HIT_COST_NS)
         over, queued = (states > ASSIGNED) & (states < CANCELLED), states <= JOINED
-        flights = [each for each in self._assigned if each is not None]
         return (
             float(costs[over].sum()),
             float(costs[queued].sum()),
-            {each: float(costs[each.indices].sum()) for each in flights},
+            {each: float(costs[each.indices].sum()) for each in self.assigned},
         )
+
+    @property
+    def assigned(self) -> list[Assignment]:
+        """The assignments in flight."""
+        return [each for each in self._assigned if each is not None]
 
     def state_of(self, job: int) -> JobState:
         """State of a job."""
