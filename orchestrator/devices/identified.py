@@ -40,7 +40,6 @@ class SpirvProvider:
         timeout_s: How long one shader may take; after that the pipelines that need it fail.
         trusted: The code is that of the records that the image was made of. It was judged then, and can be
             read again, so that nobody has to keep it.
-        stands_for: The provider that this one asks; calls of both count together. None for itself.
     """
 
     translate: Translate = field(validator=validators.is_callable())
@@ -48,7 +47,6 @@ class SpirvProvider:
     concurrency: int = field(default=2, validator=[validators.instance_of(int), validators.ge(1)])
     timeout_s: float = field(default=60.0, validator=[validators.instance_of((int, float)), validators.gt(0)])
     trusted: bool = field(default=False, validator=validators.instance_of(bool))
-    stands_for: SpirvProvider | None = field(default=None, repr=False)
 
 
 class NotSuppliedError(OrchestratorError):

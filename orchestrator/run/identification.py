@@ -7,8 +7,8 @@
     caller ─── urges, cancels ──> reorder ────────────┤  several at a time, never in a worker's thread
     schedule <── supplied, or excluded <── settle <───┴── provider ──> judged ──> identifier
 
-Guarantees: each shader is requested once for all pipelines and images that share a provider, and not while
-all pipelines that need it are cancelled. Where the provider raises, gives no valid code, or does not answer
+Guarantees: each shader is requested once for all pipelines of a run, and not while all pipelines that need it
+are cancelled. Where the provider raises, gives no valid code, or does not answer
 in time, only the pipelines that need the shader fail. A stuck call occupies its thread, and one of the
 provider's concurrent calls, until it returns; no task waits for it. Where all of them are stuck, the time of
 the other shaders runs, too, so that a run ends. A file that cannot be read or written is a note.
@@ -17,10 +17,10 @@ the other shaders runs, too, so that a run ends. A file that cannot be read or w
 from __future__ import annotations
 
 import inspect
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import converters, define, evolve, field, frozen, validators
+from attrs import converters, define, evolve, field, validators
 from outcome import Error, capture
 
 from orchestrator.devices.device import Device, PreparedPipelines
@@ -44,9 +44,6 @@ from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.run_notes import ShaderModuleIdentifierStore
 
 _SLOW_NS: Final = 1_000_000_000
-
-_Name = tuple[int, int]
-"""A module: where its supplied code is kept, as the `id` of that, and its key."""
 
 
 @define(eq=False)
@@ -125,28 +122,7 @@ def _with_records(provider: SpirvProvider | None, image: CreateInfoImage) -> Spi
     return evolve(
         provider,
         translate=lambda key: records.translate(key) if key in there else provider.translate(key),
-        stands_for=provider,
     )
-
-
-@frozen(eq=False)
-class _WantedModule:
-    part: PreparedPipelines
-    identified: IdentifiedModules
-    number: int
-
-    @property
-    def key(self) -> int:
-        return self.identified.image.modules[self.number].key
-
-    @property
-    def name(self) -> _Name:
-        return id(self.identified.code), self.key
-
-    @property
-    def provider_id(self) -> int:
-        provider = self.identified.provider
-        return id(provider.stands_for or provider)
 
 
 @define(eq=False)
@@ -160,16 +136,24 @@ class SpirvSupply:
     notes: list[str] = field(factory=list)
     _counts: Counter[str] = field(factory=Counter)  # fields of the record
     _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
-    _queue: dict[_Name, _WantedModule] = field(factory=dict)  # not requested yet
-    _order: list[_Name] | None = None  # those that are waited for, the most urgent last; None: not known
-    _wanted: dict[_Name, list[int]] = field(factory=lambda: defaultdict(list))  # jobs that wait for each
-    _waits: dict[int, set[_Name]] = field(factory=dict)  # modules that each job waits for
-    _refused: dict[_Name, Refusal] = field(factory=dict)
-    _judges: dict[int, SuppliedJudge] = field(factory=dict)
-    _judging: threading.Lock = field(factory=threading.Lock)
-    # Of each provider: its calls that have not returned, and how many modules it is asked for.
-    _calls: dict[int, trio.CapacityLimiter] = field(factory=dict)
-    _active: Counter[int] = field(factory=Counter)
+    # Of the following, a module is named by its key.
+    _queue: dict[int, int] = field(factory=dict)  # not requested yet, with the number in the image
+    _order: list[int] | None = None  # those that are waited for, the most urgent last; None: not known
+    _wanted: dict[int, list[int]] = field(factory=lambda: defaultdict(list))  # jobs that wait for each
+    _waits: dict[int, set[int]] = field(factory=dict)  # modules that each job waits for
+    _refused: dict[int, Refusal] = field(factory=dict)
+    _active: int = 0  # modules that the provider is asked for; `_calls` has its calls that have not returned
+    _identified: IdentifiedModules = field(init=False)
+    _calls: trio.CapacityLimiter = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        assert self.prepared.identified is not None  # noqa: S101 - or there is no supply
+        self._identified = self.prepared.identified
+        self._calls = trio.CapacityLimiter(self._identified.provider.concurrency)
+
+    @cached_property
+    def _judge(self) -> SuppliedJudge:
+        return SuppliedJudge(self._identified.image, self.device.capabilities)
 
     def is_waited_for(self, schedule: Scheduler) -> bool:
         """Whether jobs that are not cancelled wait for code."""
@@ -183,16 +167,14 @@ class SpirvSupply:
         for job in jobs.tolist():
             self._counts["missed"] += 1
             self._counts["unknown"] += not identified.known(np.array([job], np.int32))[0]
-            modules = [_WantedModule(self.prepared, identified, number) for number in identified.needed(job)]
-            lacking = {each.name: each for each in modules if each.key not in identified.code}
+            needed = {identified.image.modules[number].key: number for number in identified.needed(job)}
+            lacking = {key: number for key, number in needed.items() if key not in identified.code}
             self._waits[job] = set(lacking)
-            for name, module in lacking.items():
-                if name not in self._wanted and name not in self._refused:
-                    self._queue[name] = module
-                    concurrency = identified.provider.concurrency
-                    self._calls.setdefault(module.provider_id, trio.CapacityLimiter(concurrency))
-                self._wanted[name].append(job)
-            if refused := [self._refused[name] for name in lacking if name in self._refused]:
+            for key, number in lacking.items():
+                if key not in self._wanted and key not in self._refused:
+                    self._queue[key] = number
+                self._wanted[key].append(job)
+            if refused := [self._refused[key] for key in lacking if key in self._refused]:
                 self._refuse([job], refused[0])
             elif not lacking:
                 ready.append(job)
@@ -211,69 +193,67 @@ class SpirvSupply:
                 # No checkpoint lies between this and `park`, and what changes it runs in the trio thread too.
                 while (module := self._next()) is None:
                     await self._lot.park()
-                nursery.start_soon(self._supply, module)
+                nursery.start_soon(self._supply, *module)
 
-    def _next(self) -> _WantedModule | None:
-        """Take the most urgent module that may be asked for; None where there is none."""
-        if not (self._queue and any(map(self._is_free, self._calls))):
+    def _next(self) -> tuple[int, int] | None:
+        """Take the most urgent module that may be asked for, its key and number; None where there is none."""
+        if not (self._queue and self._is_free):
             return None
         if self._order is None:
             self._order = self._ordered()
-        for place in reversed(range(len(self._order))):
-            module = self._queue[self._order[place]]
-            if self._is_free(module.provider_id):
-                del self._queue[self._order.pop(place)]
-                self._active[module.provider_id] += 1
-                return module
-        return None
+        if not self._order:
+            return None
+        key = self._order.pop()
+        self._active += 1
+        return key, self._queue.pop(key)
 
-    def _is_free(self, provider_id: int) -> bool:
-        """Whether a provider may be asked once more: also where all its calls are stuck, to end in time."""
-        calls, active = self._calls[provider_id], self._active[provider_id]
-        stuck = max(0, calls.borrowed_tokens - active)  # nobody waits for these threads any more
-        return active + stuck < calls.total_tokens or stuck >= calls.total_tokens
+    @property
+    def _is_free(self) -> bool:
+        """Whether the provider may be asked once more: also where all its calls are stuck, to end in time."""
+        calls = self._calls
+        stuck = max(0, calls.borrowed_tokens - self._active)  # nobody waits for these threads any more
+        return self._active + stuck < calls.total_tokens or stuck >= calls.total_tokens
 
-    def _ordered(self) -> list[_Name]:
-        names = list(self._queue)
-        waiting = [self._wanted[name] for name in names]
-        of_name = np.repeat(np.arange(len(names)), list(map(len, waiting)))
+    def _ordered(self) -> list[int]:
+        keys = list(self._queue)
+        waiting = [self._wanted[key] for key in keys]
+        of_key = np.repeat(np.arange(len(keys)), list(map(len, waiting)))
         every = np.fromiter(chain.from_iterable(waiting), np.int32)
         with self.exchange.looking() as schedule:
             waits = np.isin(every, schedule.unsettled(every))
             order = schedule.in_order(every[waits])
-        return [names[each] for each in dict.fromkeys(of_name[waits][order].tolist())][::-1]
+        return [keys[each] for each in dict.fromkeys(of_key[waits][order].tolist())][::-1]
 
-    async def _supply(self, module: _WantedModule) -> None:
+    async def _supply(self, key: int, number: int) -> None:
         counts, began = self._counts, time.perf_counter_ns()
         try:
-            refusal = await self._ask(module)
+            refusal = await self._ask(key, number)
         finally:
-            self._active[module.provider_id] -= 1
+            self._active -= 1
             self._lot.unpark_all()
         took_ns = time.perf_counter_ns() - began
         if took_ns >= _SLOW_NS:
-            self.notes.append(f"shader {module.key:016x} took the provider {took_ns / 1e9:.1f} s")
+            self.notes.append(f"shader {key:016x} took the provider {took_ns / 1e9:.1f} s")
         counts["asked"] += 1
         counts["provider_ns"] += took_ns
         counts["slowest_ns"] = max(counts["slowest_ns"], took_ns)
-        waiting = self._wanted.pop(module.name, [])
+        waiting = self._wanted.pop(key, [])
         if refusal is not None:
             counts["refused"] += 1
-            text = f"shader module {module.key:016x}: {refusal.reason}"
-            self._refused[module.name] = Refusal(text, refusal.unsupported)
-            self._refuse(waiting, self._refused[module.name])
+            self._refused[key] = Refusal(f"shader module {key:016x}: {refusal.reason}", refusal.unsupported)
+            self._refuse(waiting, self._refused[key])
             return
         waiting = [job for job in waiting if job in self._waits]  # not those of which other code was refused
         for job in waiting:
-            self._waits[job].discard(module.name)
+            self._waits[job].discard(key)
         self._settle(job for job in waiting if not self._waits[job])
 
-    async def _ask(self, module: _WantedModule) -> Refusal | None:
+    async def _ask(self, key: int, number: int) -> Refusal | None:
         """Get the code of a module, and keep it; returns why it cannot be used."""
-        provider = module.identified.provider
+        provider = self._identified.provider
         try:
             with trio.fail_after(provider.timeout_s):
-                code = await self._translated(module)
+                code = await self._translated(key)
         except trio.TooSlowError:
             return Refusal(f"the provider did not give it within {provider.timeout_s:g} s")
         except (trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit, BaseExceptionGroup):
@@ -281,53 +261,40 @@ class SpirvSupply:
         except BaseException as error:  # noqa: BLE001 - such as asyncio.CancelledError
             return _failure(error)
         if not (provider.trusted or isinstance(code, Refusal)):
-            refusal = await trio.to_thread.run_sync(self._judged, module, code)
+            refusal = await trio.to_thread.run_sync(self._judged, number, code)
             code = code if refusal is None else refusal
-        return code if isinstance(code, Refusal) else self._keep(module, code)
+        return code if isinstance(code, Refusal) else self._keep(key, number, code)
 
-    async def _translated(self, module: _WantedModule) -> object:
+    async def _translated(self, key: int) -> object:
         """What the provider gives. A stuck thread keeps its token until it returns."""
         # Captured, for trio takes a function that returns an awaitable for a mistake.
         given = await trio.to_thread.run_sync(
             capture,
-            module.identified.provider.translate,
-            module.key,
+            self._identified.provider.translate,
+            key,
             abandon_on_cancel=True,
-            limiter=self._calls[module.provider_id],
+            limiter=self._calls,
         )
         if isinstance(given, Error):
             return _failure(given.error)
         code = given.unwrap()
         return await code if inspect.isawaitable(code) else code
 
-    def _judged(self, module: _WantedModule, code: object) -> Refusal | None:
-        return self._judge(module.identified).refusal(module.number, code)
+    def _judged(self, number: int, code: object) -> Refusal | None:
+        return self._judge.refusal(number, code)  # made in a thread, because it goes through the whole image
 
-    def _keep(self, module: _WantedModule, code: object) -> Refusal | None:
+    def _keep(self, key: int, number: int, code: object) -> Refusal | None:
         assert isinstance(code, bytes | bytearray | memoryview)  # noqa: S101 - it was judged, or is trusted
-        identified, number = module.identified, module.number
-        identified.code.put(module.key, b"" if identified.provider.trusted else bytes(code))
+        identified = self._identified
+        identified.code.put(key, b"" if identified.provider.trusted else bytes(code))
         if self.device.features.shader_module_identifiers:
             try:
-                found = self.device.code_identifier(module.part, number)
+                found = self.device.code_identifier(self.prepared, number)
             except OrchestratorError as error:
                 return Refusal(str(error))
             self._counts["changed"] += identified.learn_by_code(number, found)
         self._counts["supplied_bytes"] += len(code)
         return None
-
-    def _judge(self, identified: IdentifiedModules) -> SuppliedJudge:
-        with self._judging:
-            judge = self._judges.get(id(identified))
-            if judge is None:
-                judge = SuppliedJudge(identified.image, self.device.capabilities)
-                self._judges[id(identified)] = judge
-        return judge
-
-    @property
-    def _identified(self) -> IdentifiedModules:
-        assert self.prepared.identified is not None  # noqa: S101 - or there is no supply
-        return self.prepared.identified
 
     def _settle(self, jobs: Iterable[int]) -> None:
         ready = list(jobs)

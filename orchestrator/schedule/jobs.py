@@ -135,49 +135,17 @@ _FEW = 32
 
 
 class JobTable:
-    """Columns of all jobs, each ABSENT at first; one row a job. Only `Transitions` changes them."""
+    """Columns of all jobs, each ABSENT at first; one row a job. Only `Transitions` changes them.
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.states = [0] * len(JobState)  # number of jobs in each
-        self.open_cost = 0  # cost of all jobs that are WAITING or READY
-        self.state = bytearray()  # `JobState`
-        self.kind = bytearray()
-        self.priority = bytearray()  # `Priority`: its own, or that of the most urgent job that needs it
-        self.lane = bytearray()
-        self.unwanted = bytearray()  # 1: it is queued only because a wanted job links it
-        self.cost: list[int] = []  # estimated, ns
-        self.rank: list[int] = []  # what jobs of one priority are ordered by, the highest first
-        self.shader: list[int] = []  # a shader that it shares with at least `MANY` jobs, or -1
-        self.estimates = np.empty(0, np.int64)  # first estimate of what compiling costs
-        self.corrected = np.empty(0, np.float64)  # the same, corrected by what the first of its shader took
-        self.group = np.empty(0, np.int32)  # the caller's number
-        self.worker = np.empty(0, np.int32)  # that was assigned it last
-        self.work = np.empty(0, np.int32)  # the first job that is the same work
-        # No other job is the same work, links it or is linked by it: nothing follows from what happens to it.
-        self.plain = np.empty(0, np.bool_)
-        self.libraries: dict[int, list[int]] = {}  # of each job that has some
-        self.dependents: dict[int, list[int]] = {}  # the jobs that link each library, ascending
-        self.keys = self._second = np.empty(0, np.uint64)
-        self._depth = np.empty(0, np.int64)
+    Args:
+        jobs: The graph.
+        second: Its driver keys that are used, 0 for none.
+        by_cost: Whether jobs have ranks and are expected to hit.
+        unites: Whether jobs with equal keys are the same work.
+    """
 
-    def extend(self, jobs: JobGraph, second: UInt64s | None, *, by_cost: bool, unites: bool) -> None:
-        """Add the jobs of a graph after the others. Takes O(all jobs).
-
-        Args:
-            jobs: The graph.
-            second: Its driver keys that are used, 0 for none.
-            by_cost: Whether jobs have ranks and are expected to hit.
-            unites: Whether jobs with equal keys are the same work.
-
-        Raises:
-            ValueError: The graph has no keys, and earlier jobs have. Nothing was added.
-        """
-        first, count = self.count, len(jobs)
-        if jobs.keys is None and len(self.keys):
-            raise ValueError("the jobs have no keys, and those before them have")
-        self.count += count
-        self.states[ABSENT] += count
+    def __init__(self, jobs: JobGraph, second: UInt64s | None, *, by_cost: bool, unites: bool) -> None:
+        count = self.count = len(jobs)
         estimates = np.full(count, DEFAULT_COST_NS) if jobs.costs_ns is None else np.maximum(jobs.costs_ns, 1)
         lane = np.full(count, COMPILE, np.uint8)
         if jobs.hits is not None and by_cost:
@@ -186,56 +154,56 @@ class JobTable:
             lane[jobs.speculative] = WAVE
         shader = np.full(count, -1)
         if by_cost and (lane == COMPILE).any():
-            shader = _shaders_of_many(jobs, max(self.shader, default=-1) + 1)
+            shader = _shaders_of_many(jobs)
         ranks = np.where(lane == COMPILE, estimates, HIT_COST_NS)
-        self.cost += ranks.tolist()
+        self.states = [0] * len(JobState)  # number of jobs in each
+        self.states[ABSENT] = count
+        self.open_cost = 0  # cost of all jobs that are WAITING or READY
+        self.state = bytearray((ABSENT,)) * count  # `JobState`
+        self.kind = bytearray(jobs.kinds.astype(np.uint8).tobytes())
+        # `Priority`: its own, or that of the most urgent job that needs it
+        self.priority = bytearray((Priority.SOON,)) * count
+        if jobs.priorities is not None:
+            self.priority = bytearray(jobs.priorities)
+        self.lane = bytearray(lane.tobytes())
+        self.unwanted = bytearray(count)  # 1: it is queued only because a wanted job links it
+        self.cost: list[int] = ranks.tolist()  # estimated, ns
         _raise_firsts(ranks, np.where(lane == COMPILE, shader, -1))
-        self.rank += ranks.tolist() if by_cost else [0] * count
-        self.shader += shader.tolist()
-        self.state += bytes((ABSENT,)) * count
-        self.kind += jobs.kinds.astype(np.uint8).tobytes()
-        soon = bytes((Priority.SOON,)) * count
-        self.priority += soon if jobs.priorities is None else bytes(jobs.priorities)
-        self.lane += lane.tobytes()
-        self.unwanted += bytes(count)
-        self.estimates = np.append(self.estimates, estimates)
-        self.corrected = np.append(self.corrected, estimates)
-        self.group = np.append(self.group, np.full(count, -1, np.int32))
-        self.worker = np.append(self.worker, np.zeros(count, np.int32))
-        self._link(jobs, first)
-        self._unite(jobs, second, first, unites=unites)
-        self.plain = np.bincount(self.work, minlength=self.count)[self.work] == 1
+        # what jobs of one priority are ordered by, the highest first
+        self.rank: list[int] = ranks.tolist() if by_cost else [0] * count
+        self.shader: list[int] = shader.tolist()  # a shader that it shares with at least `MANY` jobs, or -1
+        self.estimates = estimates  # first estimate of what compiling costs
+        # the same, corrected by what the first of its shader took
+        self.corrected = estimates.astype(np.float64)
+        self.group = np.full(count, -1, np.int32)  # the caller's number
+        self.worker = np.zeros(count, np.int32)  # that was assigned it last
+        self.libraries: dict[int, list[int]] = {}  # of each job that has some
+        self.dependents: dict[int, list[int]] = {}  # the jobs that link each library, ascending
+        self._depth = np.zeros(count, np.int64)
+        self._link(jobs)
+        self.keys = np.empty(0, np.uint64) if jobs.keys is None else jobs.keys
+        self.work = np.arange(count, dtype=np.int32)  # the first job that is the same work
+        if unites:
+            self._unite(second)
+        # No other job is the same work, links it or is linked by it: nothing follows from what happens to it.
+        self.plain = np.bincount(self.work, minlength=count)[self.work] == 1
         for linked in (self.libraries, self.dependents):
             self.plain[list(linked)] = False
 
-    def _link(self, jobs: JobGraph, first: int) -> None:
-        depth = np.zeros(len(jobs), np.int64)
+    def _link(self, jobs: JobGraph) -> None:
         for job in np.flatnonzero(np.diff(jobs.library_start)).tolist():
             libraries = np.unique(jobs.library_index[jobs.library_start[job] : jobs.library_start[job + 1]])
-            depth[job] = depth[libraries].max() + 1
-            self.libraries[first + job] = (first + libraries).tolist()
-            for library in self.libraries[first + job]:
-                self.dependents.setdefault(library, []).append(first + job)
-        self._depth = np.append(self._depth, depth)
+            self._depth[job] = self._depth[libraries].max() + 1
+            self.libraries[job] = libraries.tolist()
+            for library in self.libraries[job]:
+                self.dependents.setdefault(library, []).append(job)
 
-    def _unite(self, jobs: JobGraph, second: UInt64s | None, first: int, *, unites: bool) -> None:
-        count = len(jobs)
-        if second is None:
-            second = np.zeros(count, np.uint64)
-        elif len(self._second):  # the numbers mean something in their graph only
-            second = np.where(second == 0, second, second + self._second.max())
-        self._second = np.append(self._second, second)
-        if jobs.keys is not None and len(self.keys) == first:
-            self.keys = np.append(self.keys, jobs.keys)
-        self.work = np.arange(self.count, dtype=np.int32)
-        if not unites:
-            return
+    def _unite(self, second: UInt64s | None) -> None:
         ordered = np.sort(self.keys)
         if (ordered[1:] == ordered[:-1]).any():
             self.work = self._first_of(self.keys)
-        keys = self._second[self.work]
-        if keys.any():
-            self.work = np.where(keys == 0, self.work, self._first_of(keys))
+        if second is not None and (driver_keys := second[self.work]).any():
+            self.work = np.where(driver_keys == 0, self.work, self._first_of(driver_keys))
 
     def _first_of(self, keys: UInt64s) -> Int32s:
         """The first job with the same key, kind and depth as each: so none does its own library's work."""
@@ -251,7 +219,7 @@ class JobTable:
 
     @property
     def states_now(self) -> npt.NDArray[np.uint8]:
-        """The column `state` as an array; not to be kept, since the column grows."""
+        """The column `state` as an array."""
         return np.frombuffer(self.state, np.uint8)
 
     @property
@@ -291,8 +259,8 @@ class JobTable:
         self.cost[job] = cost
 
 
-def _shaders_of_many(jobs: JobGraph, first: int) -> npt.NDArray[np.int64]:
-    """For each job the rarest module that it shares, as a number from `first` on; -1 below `MANY` jobs."""
+def _shaders_of_many(jobs: JobGraph) -> npt.NDArray[np.int64]:
+    """For each job the rarest module that it shares, as a number; -1 below `MANY` jobs."""
     count = len(jobs)
     if jobs.module_start is None or jobs.module_index is None or not len(jobs.module_index):
         return np.full(count, -1)
@@ -304,7 +272,7 @@ def _shaders_of_many(jobs: JobGraph, first: int) -> npt.NDArray[np.int64]:
     some = np.flatnonzero(np.diff(jobs.module_start))
     rarest[some] = np.minimum.reduceat(weights, jobs.module_start[some])
     _, shader, sizes = np.unique(rarest, return_inverse=True, return_counts=True)
-    return np.where((sizes[shader] >= MANY) & (rarest != alone), first + shader, -1)
+    return np.where((sizes[shader] >= MANY) & (rarest != alone), shader, -1)
 
 
 def _raise_firsts(ranks: npt.NDArray[np.int64], shader: npt.NDArray[np.int64]) -> None:

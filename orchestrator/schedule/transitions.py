@@ -45,10 +45,14 @@ class Transitions:
     """The jobs of a scheduler, and the queues of those that are ready."""
 
     def __init__(self, jobs: JobGraph, workers: int, options: ScheduleOptions) -> None:
-        self.table = table = JobTable()
         self._options = options
         self._shares = options.followers is Followers.SHARE
         self._by_cost = options.order is Order.COST
+        second = jobs.pipeline_keys
+        if second is not None and jobs.proven_keys is not None and self._shares:
+            second = np.where(jobs.proven_keys, second, np.uint64(0))
+        unites = options.followers is not Followers.SEPARATE
+        self.table = table = JobTable(jobs, second, by_cost=self._by_cost, unites=unites)
         self.compiles = ReadyQueue(table, COMPILE)  # to be compiled
         self.hits = ReadyQueue(table, HIT)  # that a cache is expected to hold
         self.wave = ReadyQueue(table, WAVE)  # to be tried without their code
@@ -63,16 +67,6 @@ class Transitions:
         self._owners: dict[int, int] = {}  # by work; the first job of a work where it is not here
         self._lacking: set[int] = set()  # without their code
         self._trusts_followers = True
-        self.extend(jobs)
-
-    def extend(self, jobs: JobGraph) -> int:
-        """Add jobs without entering them; returns the number of the first. Raises as `JobTable.extend`."""
-        first, second = self.table.count, jobs.pipeline_keys
-        if second is not None and jobs.proven_keys is not None and self._shares:
-            second = np.where(jobs.proven_keys, second, np.uint64(0))
-        unites = self._options.followers is not Followers.SEPARATE
-        self.table.extend(jobs, second, by_cost=self._by_cost, unites=unites)
-        return first
 
     # --- jobs in
 
