@@ -24,8 +24,8 @@ Jobs, and the names for them::
     errors                        OrchestratorError, and of it ArchiveError, ManifestError, NoDeviceError,
                                   DriverError, DeviceLostError, SaveError, SessionClosedError
 
-`orchestrator.testing` has a device without a driver. docs/embedding.md shows each job at work. A name is
-loaded when it is first used, in whatever thread.
+`orchestrator.testing` has a device without a driver. docs/library.md and docs/embedding.md show each job at
+work. A name is loaded when it is first used, in whatever thread.
 """
 
 from __future__ import annotations

@@ -18,12 +18,12 @@ from orchestrator.cli.output import Output, styled
 from orchestrator.cli.values import (
     MOST_SAMPLES,
     MOST_WORKERS,
-    SAMPLE,
     damage_to_measure,
     set_paths,
     time_limit_seconds,
     usable_directory,
 )
+from orchestrator.sets.sample import SAMPLE
 
 
 def calibrate_verb(

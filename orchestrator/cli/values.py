@@ -23,7 +23,7 @@ from orchestrator.cli.output import OutputError, display, plural
 from orchestrator.errors import ArchiveError, shell_text
 from orchestrator.process import flush_c_streams
 from orchestrator.sets.inputs import irregular
-from orchestrator.sets.sample import sample_path
+from orchestrator.sets.sample import SAMPLE, sample_path
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
     MacKey,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from orchestrator.sets.pipeline_set import PipelineSet
 
 _PROGRAM = "orchestrator"
-SAMPLE = "sample"
 MOST_WORKERS = 4096
 MOST_SAMPLES = 1000
 """Of a cell or contender: before each sample, all that are left are gone through."""

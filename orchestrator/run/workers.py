@@ -228,21 +228,15 @@ class Run:
         scheduler.tells_hits = device.features.creation_feedback
         scheduler.exclude(self.table.reasons)
         if prepared.identified is not None:
-            self._supply_through(self.exchange)
+            from orchestrator.run.identification import SpirvSupply  # most runs have all code
+
+            self.supply = SpirvSupply(device, prepared, self.exchange, self.table.settle)
+            self.exchange.on_missed, self.exchange.on_steered = self.supply.take, self.supply.reorder
 
     @property
     def table(self) -> OutcomeTable:
         """The outcomes."""
         return self._recorder.table
-
-    def _supply_through(self, exchange: Exchange) -> None:
-        from orchestrator.run.identification import SpirvSupply  # most runs have all code
-
-        def settle(status: OutcomeStatus, reasons: Mapping[int, str]) -> None:
-            self.table.settle(status, reasons)  # another image replaces the table
-
-        self.supply = SpirvSupply(self.device, self._prepared, exchange, settle)
-        exchange.on_missed, exchange.on_steered = self.supply.take, self.supply.reorder
 
     # --- beside the workers
 

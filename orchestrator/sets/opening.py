@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from orchestrator.errors import ManifestError, unexpected
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.sample import SAMPLE, sample_path
 
 if TYPE_CHECKING:
     from orchestrator.sets.authoring.builder import PipelineSetBuilder
-
-SAMPLE: Final = "sample"
-"""The word for the set that ships with the package."""
 
 SetWords: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A set as the command line names it: archives, or one manifest, or `sample`."""
@@ -44,11 +42,7 @@ def paths_of(words: AnySet) -> tuple[str, ...]:
         raise ValueError("no set is named")
     if len(paths) > 1 and (manifests := [each for each in paths if is_manifest(each)]):
         raise ManifestError(f"{manifests[0]}: a manifest cannot be combined with other sets; pack it first")
-    if SAMPLE in paths:
-        from orchestrator.sets.sample import sample_path  # most sets are the caller's
-
-        paths = tuple(str(sample_path()) if each == SAMPLE else each for each in paths)
-    return paths
+    return tuple(str(sample_path()) if each == SAMPLE else each for each in paths)
 
 
 def open_paths(paths: Sequence[str], *, indexed: bool = True) -> PipelineSet:

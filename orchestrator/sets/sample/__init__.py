@@ -11,6 +11,10 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
+from typing import Final
+
+SAMPLE: Final = "sample"
+"""The word for the set where sets are named by paths."""
 
 
 def sample_path() -> Path:
