@@ -36,7 +36,8 @@ Start with `orchestrator devices`, then `orchestrator compile sample`.
 Exit codes:
   0    success
   1    done, but something failed: pipelines, records of a set, samples;
-       compare: something is slower; install: nothing for this device
+       compare: something is slower; regress: a rule is broken;
+       install: nothing for this device
   2    bad input or usage, or a result could not be saved
   3    no device could be used
   70   a bug in this program
@@ -53,7 +54,7 @@ Exit codes:
 )
 _JOBS: Final = {
     "Compile": "devices list compile calibrate pack worker",
-    "Measure": "bench compare",
+    "Measure": "bench compare regress",
     "Keep and ship": "inspect verify export merge install binaries prune",
     "When things go wrong": "doctor quarantine",
     "This program": "completion",

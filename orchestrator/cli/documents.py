@@ -21,6 +21,10 @@ from orchestrator.devices.device import DeviceFeatures
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.listing import DeadDriver
 from orchestrator.devices.modes import CacheMode
+from orchestrator.regress.comparison import ExecutableTotals, OnlyOne
+from orchestrator.regress.results import Side
+from orchestrator.regress.rules import RuleVerdict
+from orchestrator.regress.times import TimedPipeline
 from orchestrator.run.records import (
     ApiVersion,
     CompileReport,
@@ -666,6 +670,43 @@ class CompareDocument(Document, frozen=True, kw_only=True):
     version: int = 3
     before: Path  # The file to compare with.
     files: tuple[ComparedFile, ...]  # The other files.
+
+
+class CompileTimeRecord(Record, frozen=True, kw_only=True):
+    """Compile time, after over before."""
+
+    rounds: int  # Rounds A B B A.
+    pipelines: int
+    before_s: float  # Median of the driver's time of all pipelines.
+    after_s: float
+    driver: RatioRecord  # By creation feedback.
+    cpu: RatioRecord  # By the CPU clocks of the threads.
+    noise: float  # Noise of the A/A control, as a factor.
+    verdict: str  # slower, faster, equal, undecided or not measured.
+    changed: tuple[TimedPipeline, ...]  # Those whose time changed beyond noise.
+
+
+class ComparedSides(Record, frozen=True, kw_only=True):
+    """Two sides, on one device or on several with equal results."""
+
+    devices: tuple[str, ...]  # Selectors; none for files.
+    before: Side
+    after: Side
+    identical: bool
+    total: ExecutableTotals
+    applications: dict[str, ExecutableTotals]
+    new_spills: int  # Executables that spill and did not before.
+    occupancy_lost: int
+    wave_size_changed: int
+    only_one: tuple[OnlyOne, ...]
+    time: CompileTimeRecord | None
+    rules: tuple[RuleVerdict, ...]
+
+
+class RegressDocument(Document, frozen=True, kw_only=True):
+    """`regress --json`."""
+
+    comparisons: tuple[ComparedSides, ...]
 
 
 class WorkerDocument(Document, frozen=True, kw_only=True):

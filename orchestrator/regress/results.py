@@ -1,0 +1,398 @@
+"""The table of one side: what a driver said of the code of each pipeline, in columns.
+
+Read from a result file of `regress`, or from CSV as `compile --pipeline-stats` and `fossilize-replay
+--enable-pipeline-stats` write it, where headings may come again in the middle, with other columns.
+
+Guarantees: a file is refused with its line where it is not understood; nothing in it is executed. Memory
+follows the number of cells. An executable is known by its number among those of its pipeline, because
+several may have one name; of a pipeline that comes twice, the later rows count.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from attrs import define, field, frozen
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.regress.directions import is_hash
+from orchestrator.run.records import InspectedPipeline, Record
+from orchestrator.stores.files.atomic_file import write_document
+
+_DATABASE, _TYPE, _KEY, _NAME = "Database", "Pipeline type", "Pipeline hash", "Executable name"
+_WALL, _DRIVER, _STAGE = "PSO wall duration (ns)", "PSO duration (ns)", "Stage duration (ns)"
+_SUBGROUP: Final = "Subgroup size"
+_FACTS: Final = (_DATABASE, _TYPE, _KEY, _WALL, _DRIVER, _STAGE, _NAME, _SUBGROUP)
+_NUMBERS: Final = {_WALL: "wall_ns", _DRIVER: "driver_ns", _STAGE: "stage_ns", _SUBGROUP: "subgroup"}
+_LINES: Final = 1_000
+_WORDS: Final = {"": np.nan, "true": 1.0, "false": 0.0}
+
+Integers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Column = Floats | npt.NDArray[np.uint64]
+
+
+class ResultError(OrchestratorError):
+    """A file has no results that can be compared."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path, self.reason = path, reason
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """A pipeline without code on a side."""
+
+    application: str
+    key: int
+    kind: str
+    status: str  # "skipped", "failed" (the driver refused it), "crashed" or "not run"
+    reason: str
+
+
+class Side(Record, frozen=True, kw_only=True):
+    """A side of a comparison; "" is what is not known, as of CSV."""
+
+    name: str
+    driver: str = ""  # Its name in directions.csv.
+    device: str = ""  # VkPhysicalDeviceProperties::deviceName.
+    driver_info: str = ""  # driverName and driverInfo of VkPhysicalDeviceDriverProperties.
+    library: str = ""  # Path of the driver's library.
+    build_id: str = ""  # Build id of the library, or a hash of it.
+    notes: tuple[str, ...] = ()
+
+
+class _Head(msgspec.Struct, kw_only=True):
+    version: int
+    side: Side
+    applications: list[str]
+    kinds: list[str]
+    names: list[str]
+    lost: list[Lost]
+
+
+@frozen(eq=False)
+class Results:
+    """The results of one side. Columns have one row for each executable, in any order.
+
+    Attributes:
+        side: Whose they are.
+        applications: Names that `application` counts; likewise `kinds` and `names`.
+        application: Place of the application, shape (n,).
+        kind: Place of the pipeline's kind.
+        key: Hash of the pipeline in its set.
+        number: Number of the executable in its pipeline, from 0.
+        name: Place of the executable's name.
+        subgroup: VkPipelineExecutablePropertiesKHR::subgroupSize.
+        wall_ns: Elapsed time of the pipeline's creation call, ns; on each of its rows.
+        driver_ns: Its creation feedback, ns; 0 without.
+        stage_ns: Creation feedback of the executable's stages, ns.
+        statistics: By name: float64 with NaN where an executable lacks it; of hashes uint64, and 0.
+        lost: Pipelines without code.
+    """
+
+    side: Side
+    applications: tuple[str, ...]
+    kinds: tuple[str, ...]
+    names: tuple[str, ...]
+    application: Integers
+    kind: Integers
+    key: npt.NDArray[np.uint64]
+    number: Integers
+    name: Integers
+    subgroup: Integers
+    wall_ns: Integers
+    driver_ns: Integers
+    stage_ns: Integers
+    statistics: Mapping[str, Column]
+    lost: tuple[Lost, ...] = ()
+
+    def __len__(self) -> int:
+        """Number of executables."""
+        return len(self.key)
+
+    def save(self, path: Path) -> None:
+        """Write a result file, which `read_results` reads; an existing one is replaced.
+
+        Raises:
+            SaveError: It cannot be written.
+        """
+        head = _Head(
+            version=1,
+            side=self.side,
+            applications=list(self.applications),
+            kinds=list(self.kinds),
+            names=list(self.names),
+            lost=list(self.lost),
+        )
+        columns = {each: getattr(self, each) for each in _COLUMNS}
+        # Statistics by number, because their names need not fit a file name.
+        columns |= {f"statistic {place}": each for place, each in enumerate(self.statistics.values())}
+        columns["head"] = np.frombuffer(msgspec.json.encode(head), np.uint8)
+        columns["statistics"] = np.frombuffer(msgspec.json.encode(list(self.statistics)), np.uint8)
+        content = io.BytesIO()
+        np.savez_compressed(content, **columns)
+        write_document(path.absolute(), content.getvalue())
+
+
+_COLUMNS: Final = (
+    *("application", "kind", "key", "number", "name", "subgroup"),
+    *("wall_ns", "driver_ns", "stage_ns"),
+)
+
+
+@define(eq=False)
+class ResultBuilder:
+    """Gathers rows, in chunks of columns; a statistic may begin and end anywhere. One thread."""
+
+    _places: dict[str, dict[str, int]] = field(factory=lambda: {"application": {}, "kind": {}, "name": {}})
+    _chunks: list[dict[str, npt.NDArray[Any]]] = field(factory=list)
+    _statistics: list[dict[str, Column]] = field(factory=list)
+    _names: dict[str, None] = field(factory=dict)
+
+    def add(
+        self,
+        texts: Mapping[str, Sequence[str]],
+        keys: npt.NDArray[np.uint64],
+        numbers: Mapping[str, Integers],
+        statistics: Mapping[str, Column],
+    ) -> None:
+        """Add rows: texts by `application`, `kind` and `name`, numbers by the columns' names."""
+        chunk: dict[str, npt.NDArray[Any]] = {"key": keys, **numbers}
+        for column, values in texts.items():
+            places = self._places[column]
+            chunk[column] = np.array([places.setdefault(each, len(places)) for each in values], np.int64)
+        self._chunks.append(chunk)
+        self._statistics.append(dict(statistics))
+        self._names.update(dict.fromkeys(statistics))
+
+    def done(self, side: Side, lost: Sequence[Lost] = ()) -> Results:
+        """The results."""
+
+        def joined(name: str, kind: type) -> npt.NDArray[Any]:
+            return np.concatenate([np.zeros(0, kind), *(each[name] for each in self._chunks)]).astype(kind)
+
+        columns: dict[str, Any] = {
+            each: joined(each, np.int64) for each in _COLUMNS if each not in ("key", "number")
+        }
+        columns["key"] = joined("key", np.uint64)
+        rows, columns["number"] = _numbered(columns["application"], columns["key"])
+        statistics = {name: self._statistic(name)[rows] for name in self._names}
+        columns = {name: each[rows] for name, each in columns.items()}
+        places: dict[str, Any] = {f"{name}s": tuple(self._places[name]) for name in self._places}
+        return Results(side=side, statistics=statistics, lost=tuple(lost), **places, **columns)
+
+    def _statistic(self, name: str) -> Column:
+        kind: Any = np.uint64 if is_hash(name) else np.float64
+        lacking = 0 if is_hash(name) else np.nan
+        parts = [
+            each.get(name, np.full(len(chunk["key"]), lacking, kind))
+            for each, chunk in zip(self._statistics, self._chunks, strict=True)
+        ]
+        return np.concatenate([np.zeros(0, kind), *parts])
+
+
+def _numbered(application: Integers, keys: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.intp], Integers]:
+    # Rows to keep, and the number of each row in its run of one pipeline.
+    count = len(keys)
+    if not count:
+        return np.zeros(0, np.intp), np.zeros(0, np.int64)
+    begins = np.ones(count, np.bool_)
+    begins[1:] = (keys[1:] != keys[:-1]) | (application[1:] != application[:-1])
+    first, run = np.flatnonzero(begins), np.cumsum(begins) - 1
+    order = np.lexsort((first, keys[first], application[first]))
+    last = np.ones(len(order), np.bool_)
+    last[:-1] = np.diff(application[first][order]) != 0
+    last[:-1] |= keys[first][order][1:] != keys[first][order][:-1]
+    kept = np.zeros(len(first), np.bool_)
+    kept[order[last]] = True
+    return np.flatnonzero(kept[run]), np.arange(count) - first[run]
+
+
+# --- reading
+
+
+def read_results(path: Path) -> Results:
+    """Read a result file, or a CSV of statistics.
+
+    Raises:
+        ResultError: It is neither, or has a line that cannot be understood.
+        OSError: It cannot be read.
+    """
+    with path.open("rb") as stream:
+        magic = stream.read(4)
+    return _read_own(path) if magic == b"PK\x03\x04" else _read_csv(path)
+
+
+def _read_own(path: Path) -> Results:
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            head = msgspec.json.decode(file["head"].tobytes(), type=_Head)
+            names = msgspec.json.decode(file["statistics"].tobytes(), type=list[str])
+            columns = {each: file[each] for each in _COLUMNS}
+            statistics = {name: file[f"statistic {place}"] for place, name in enumerate(names)}
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
+        raise ResultError(str(path), f"is no result file of regress: {error}") from error
+    if head.version != 1:
+        raise ResultError(str(path), f"is of version {head.version}; this program knows 1")
+    counted = {"application": head.applications, "kind": head.kinds, "name": head.names}
+    shapes = {each.shape for each in (*columns.values(), *statistics.values())}
+    if len(shapes) != 1 or any(len(each) != 1 for each in shapes):
+        raise ResultError(str(path), "its columns differ in length")
+    for name, each in columns.items():
+        if each.dtype != (np.uint64 if name == "key" else np.int64):
+            raise ResultError(str(path), f"its column {name} is of type {each.dtype}")
+        known = counted.get(name)
+        if known is not None and each.size and not 0 <= each.min() <= each.max() < len(known):
+            raise ResultError(str(path), f"its column {name} names what the file does not have")
+    for name, each in statistics.items():
+        if each.dtype != (np.uint64 if is_hash(name) else np.float64):
+            raise ResultError(str(path), f"its statistic {name} is of type {each.dtype}")
+    return Results(
+        side=head.side,
+        applications=tuple(head.applications),
+        kinds=tuple(head.kinds),
+        names=tuple(head.names),
+        statistics=statistics,
+        lost=tuple(head.lost),
+        **columns,
+    )
+
+
+def _read_csv(path: Path) -> Results:
+    builder, heading = ResultBuilder(), False
+    try:
+        with path.open(encoding="utf-8", errors="backslashreplace", newline="") as stream:
+            for line, columns, rows in _sections(csv.reader(stream)):
+                heading = True
+                _add_rows(builder, columns, rows, line)
+    except (ValueError, OverflowError, csv.Error) as error:
+        raise ResultError(str(path), str(error)) from error
+    if not heading:
+        raise ResultError(
+            str(path),
+            f"has no heading with {_DATABASE!r}, {_KEY!r} and {_NAME!r}: a result file of `regress` is "
+            "expected, or CSV of `compile --pipeline-stats` or `fossilize-replay --enable-pipeline-stats`",
+        )
+    return builder.done(Side(name=path.stem))
+
+
+def _sections(reader: Iterator[list[str]]) -> Iterator[tuple[int, list[str], list[list[str]]]]:
+    # Runs of rows under one heading, at most so many at a time, each with the line of its first.
+    columns: list[str] = []
+    line = 0
+    while True:
+        rows: list[list[str]] = []
+        first, following = line + 1, None
+        for row in islice(reader, _LINES):
+            line += 1
+            if _DATABASE in row and _KEY in row:
+                following = row
+                break
+            if row and not columns:
+                raise ValueError(f"line {line} comes before any heading with {_DATABASE!r} and {_KEY!r}")
+            if row and len(row) != len(columns):
+                raise ValueError(f"line {line} has {len(row)} fields, its heading {len(columns)}")
+            if row:
+                rows.append(row)
+        if rows or following is not None:
+            yield first, columns if rows else following or [], rows
+        if following is not None:
+            missing = {_DATABASE, _KEY, _NAME} - set(following)
+            if missing:
+                raise ValueError(f"line {line}, a heading, lacks {', '.join(sorted(missing))}")
+            columns = following
+        elif not rows:
+            return
+
+
+def _add_rows(builder: ResultBuilder, columns: list[str], rows: list[list[str]], line: int) -> None:
+    if not rows:
+        return
+    texts = dict(zip(columns, zip(*rows, strict=True), strict=True))
+
+    def converted(name: str) -> Column:
+        try:
+            return _hashes(texts[name]) if is_hash(name) else _floats(texts[name])
+        except (ValueError, OverflowError) as error:
+            raise ValueError(f"column {name!r}, after line {line}: {error}") from None
+
+    count = len(rows)
+    numbers = {
+        column: np.nan_to_num(converted(name)).astype(np.int64)
+        if name in texts
+        else np.zeros(count, np.int64)
+        for name, column in _NUMBERS.items()
+    }
+    builder.add(
+        {
+            "application": texts[_DATABASE],
+            "kind": [each.lower() for each in texts.get(_TYPE, ("",) * count)],
+            "name": texts[_NAME],
+        },
+        _hashes(texts[_KEY], 16),
+        numbers,
+        {name: converted(name) for name in columns if name and name not in _FACTS},
+    )
+
+
+def _floats(texts: Sequence[str]) -> Floats:
+    try:
+        return np.fromiter(map(float, texts), np.float64, len(texts))  # numpy's own takes six times as long
+    except ValueError:
+        return np.array([_WORDS[each] if each in _WORDS else float(each) for each in texts], np.float64)
+
+
+def _hashes(texts: Sequence[str], base: int = 0) -> npt.NDArray[np.uint64]:
+    found = (int(each, base if base else 16 if each[:2] == "0x" else 10) if each else 0 for each in texts)
+    return np.fromiter((each & 0xFFFF_FFFF_FFFF_FFFF for each in found), np.uint64, len(texts))
+
+
+def add_inspected(builder: ResultBuilder, application: str, pipelines: Sequence[InspectedPipeline]) -> None:
+    """Add the pipelines of a compile with statistics to results."""
+    rows = [(each, one) for each in pipelines for one in each.found.executables]
+    names = list(dict.fromkeys(chain.from_iterable((name for name, _ in one.statistics) for _, one in rows)))
+    values = [dict(one.statistics) for _, one in rows]
+
+    def numbers(found: Iterator[int]) -> Integers:
+        return np.fromiter(found, np.int64, len(rows))
+
+    def statistic(name: str) -> Column:
+        if is_hash(name):
+            hashes = (int(each.get(name, 0)) & 0xFFFF_FFFF_FFFF_FFFF for each in values)
+            return np.fromiter(hashes, np.uint64, len(rows))
+        return np.fromiter((float(each.get(name, np.nan)) for each in values), np.float64, len(rows))
+
+    builder.add(
+        {
+            "application": [application] * len(rows),
+            "kind": [each.kind.value for each, _ in rows],
+            "name": [one.name for _, one in rows],
+        },
+        np.fromiter((int(each.key) for each, _ in rows), np.uint64, len(rows)),
+        {
+            "wall_ns": numbers(each.found.wall_ns for each, _ in rows),
+            "driver_ns": numbers(each.found.driver_ns for each, _ in rows),
+            "stage_ns": numbers(one.stage_ns for _, one in rows),
+            "subgroup": numbers(one.subgroup_size for _, one in rows),
+        },
+        {name: statistic(name) for name in names},
+    )
+
+
+def number_text(value: float | np.uint64 | np.float64) -> str:
+    """A value as text; "" where there is none."""
+    if isinstance(value, np.uint64):
+        return f"0x{int(value):016x}" if value else ""
+    if np.isnan(value):
+        return ""
+    return str(int(value)) if float(value).is_integer() else f"{value:g}"
