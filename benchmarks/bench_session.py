@@ -1,9 +1,8 @@
 """Does a session keep the budget of a frame, and how long does a pipeline take that is needed now?
 
-"frames" submits all pipelines of a set, cold. Each frame of 16.7 ms spends 4 ms in `run_for(0.004)`, then
-sleeps. Costs are estimated, as in a first run, or recorded in an earlier run.
+"frames" submits all pipelines of a set, cold. Each frame of 16.7 ms gives the session 4 ms, then sleeps.
+Costs are estimated, as in a first run, or recorded in an earlier run.
 
-    caller_*      time by which `run_for` exceeded the 4 ms; trio sleeps in whole milliseconds, rounded up
     driver_*      time by which a driver call of a frame exceeded the 4 ms; a call cannot be stopped
     avoidable_*   the same without calls of a single pipeline that takes longer than 4 ms: late calls, and
                   batches that took longer than estimated
@@ -11,7 +10,7 @@ sleeps. Costs are estimated, as in a first run, or recorded in an earlier run.
     used          driver time over the time that the frames offered (frames x 4 ms x workers)
 
 "required" submits all pipelines as background. During the run it picks a queued pipeline at random and waits
-for its turn, or uses `require`, or, as the bound, uses `require` with nothing else submitted.
+for its turn, or uses `begin_require`, or, as the bound, uses `begin_require` with nothing else submitted.
 
     latency_*     time from the request to the pipeline, over the picks of a sample
 
@@ -83,7 +82,6 @@ async def frames(device: Device, prepared: PreparedPipelines, job: Job) -> Figur
         )
     gc.collect()
     begins: list[int] = []
-    held: list[float] = []
     async with open_session(
         device, prepared, RunOptions(workers=job["workers"], time_limit_s=0), costs_ns=costs
     ) as session:
@@ -92,9 +90,10 @@ async def frames(device: Device, prepared: PreparedPipelines, job: Job) -> Figur
         while not done:
             begin = trio.current_time()
             begins.append(time.perf_counter_ns())
-            done = (await session.run_for(BUDGET_S)).done
-            if not done:
-                held.append((time.perf_counter_ns() - begins[-1]) / 1e6 - BUDGET_S * 1e3)
+            session.limit_time(BUDGET_S)
+            with trio.move_on_after(BUDGET_S):
+                await session.idle()
+            done = session.is_idle
             await trio.sleep_until(begin + FRAME_S)
         report = await session.finish()
     return {
@@ -103,7 +102,6 @@ async def frames(device: Device, prepared: PreparedPipelines, job: Job) -> Figur
         "longest_pipeline_ms": float(report.pipelines.driver_ns.max()) / 1e6,
         "longer_than_budget": int(np.count_nonzero(report.pipelines.driver_ns > BUDGET_S * 1e9)),
         "hits": report.cache_hits,
-        **spread("caller", held),
         **beyond(report, np.array(begins)),
     }
 
@@ -149,7 +147,7 @@ async def required(device: Device, prepared: PreparedPipelines, job: Job) -> Fig
                 pick = chance.randrange(len(prepared.image))
             began = time.perf_counter_ns()
             if job["promote"]:
-                await session.require(pick)
+                await session.begin_require(pick)()
             else:
                 await session.wait(pick)
             latencies.append((time.perf_counter_ns() - began) / 1e6)

@@ -111,10 +111,9 @@ class _SteeredRun:
         """Run to the end."""
 
         def tell() -> None:
-            news = self.session.poll()
-            self._tell_settled(news.settled)
+            self._tell_settled(self.session.settled())
             if on_progress is not None:
-                on_progress(news.progress)
+                on_progress(self.session.progress)
 
         is_told = on_progress is not None or self.steering.on_settled is not None
         with self.steering.handled_by(self._obey):

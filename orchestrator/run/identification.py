@@ -38,7 +38,6 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import OrchestratorError
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.records import CREATED_CODES, IdentifiersRecord, OutcomeStatus, OutcomeTable
-from orchestrator.schedule.scheduler import Scheduler
 from orchestrator.sets.needs.supplied import Refusal, SuppliedJudge
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.run_notes import ShaderModuleIdentifierStore
@@ -154,11 +153,6 @@ class SpirvSupply:
     @cached_property
     def _judge(self) -> SuppliedJudge:
         return SuppliedJudge(self._identified.image, self.device.capabilities)
-
-    def is_waited_for(self, schedule: Scheduler) -> bool:
-        """Whether jobs that are not cancelled wait for code."""
-        waiting = np.fromiter(self._waits, np.int32, len(self._waits))
-        return bool(len(schedule.unsettled(waiting)))
 
     def take(self, jobs: npt.NDArray[np.int32]) -> None:
         """Supply the code of jobs that were not found without it."""

@@ -1,24 +1,23 @@
 """A run that its caller steers: it may submit, promote and cancel pipelines, and limit the time of a frame.
 
-    open_session ──> caches, workers ──┐        submit, promote, require ─┐
-                                       ├──────  limit_time, run_for       ├──> exchange ──> workers
-    finish / close <── merge, report ──┘        cancel ───────────────────┘
+    open_session ──> caches, workers ──┐        submit, promote, begin_require ─┐
+                                       ├──────  limit_time                      ├──> exchange ──> workers
+    finish / close <── merge, report ──┘        begin_cancel ───────────────────┘
 
 `run_pipelines` (execution.py) is a session in which everything is submitted before the first batch.
 
-Guarantees, beside those of a run (workers.py): when `cancel` returns, no driver call for the cancelled
-pipelines is in flight. A time limit stops between batches. Leaving the block waits for all submitted
-pipelines; leaving it by an exception, or cancelled, waits only for the calls in flight, merges what was
-compiled, and destroys kept pipelines that were not taken. Progress counts submitted pipelines, and ends at
-exactly all of them. A lost device is reported once: by `finish` or `close`, else by the block.
-Assumptions: a session belongs to the trio thread, where any number of tasks may use it. `poll`, `take`,
-`progress`, `remainder`, `is_idle` and `unsettled` may be called from any thread.
+Guarantees, beside those of a run (workers.py): when what `begin_cancel` gave returns, no driver call for
+the cancelled pipelines is in flight. A time limit stops between batches. Leaving the block waits for all
+submitted pipelines. Leaving it by an exception, or cancelled, waits only for the calls in flight, merges what
+was compiled, and destroys kept pipelines that were not taken. Progress counts submitted pipelines, and ends
+at exactly all of them. A lost device is reported once: by `finish` or `close`, else by the block.
+Assumptions: a session belongs to the trio thread, where any number of tasks may use it. `take`, `settled`,
+`progress`, `is_idle` and `unsettled` may be called from any thread.
 Programs have set_session.py, over several of these.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -28,7 +27,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import evolve, field, frozen
+from attrs import evolve
 
 from orchestrator.devices.device import Device, PipelineSource, PreparedPipelines
 from orchestrator.errors import DeviceError
@@ -53,47 +52,11 @@ from orchestrator.schedule.jobs import Int32s, JobGraph
 from orchestrator.schedule.options import Priority, ScheduleOptions
 from orchestrator.schedule.scheduler import Scheduler
 
-
-@frozen
-class Remainder:
-    """Pipelines that are left after a time limit."""
-
-    queued: int  # Submitted pipelines that have not begun.
-    in_flight: int  # Pipelines in a driver call.
-    estimated_ns: int  # Estimated time of the queued ones on one worker.
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing is left."""
-        return not self.queued and not self.in_flight
-
-
-@frozen(eq=False)
-class PipelineTicket:
-    """Pipelines that were submitted together, ascending, shape (n,), int32. Belongs to the trio thread."""
-
-    session: PipelineSession = field(repr=False)
-    indices: Int32s = field(repr=False)
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    @property
-    def done(self) -> bool:
-        """Whether all of them have an outcome or were cancelled."""
-        return not len(self.session.unsettled(self.indices))
-
-    async def wait(self) -> tuple[PipelineOutcome, ...]:
-        """Wait until all of them have an outcome or were cancelled, or the session has ended."""
-        return await self.session.wait(self.indices)
-
-
-Pipelines: TypeAlias = PipelineTicket | int | Iterable[int]
-"""Pipelines of a session: a ticket, one index, or several."""
+Pipelines: TypeAlias = int | Iterable[int]
+"""Pipelines of a session: an index, or several."""
 
 _TICK_S: Final = 0.008  # news of each batch would take the interpreter from workers
 _AT_ONCE: Final = 1024  # most pipelines that enter at once, because workers wait meanwhile
-_NO_GROUP: Final = -1
 _NOTHING: Int32s = np.empty(0, np.int32)
 
 
@@ -105,22 +68,12 @@ def checked_pipelines(count: int, pipelines: int | Iterable[int]) -> Int32s:
         ValueError: There is no such pipeline.
     """
     if not isinstance(pipelines, Iterable | int | np.integer):
-        raise TypeError(
-            f"pipelines are a ticket, a number or several numbers, not {type(pipelines).__name__}"
-        )
+        raise TypeError(f"pipelines are a number or several numbers, not {type(pipelines).__name__}")
     given = [pipelines] if isinstance(pipelines, int | np.integer) else pipelines
     wide = given if isinstance(given, np.ndarray) else np.asarray(list(given))
     if wide.size and (wide.dtype.kind not in "iu" or int(wide.min()) < 0 or int(wide.max()) >= count):
         raise ValueError(f"pipelines are numbers from 0 to {count - 1}")
     return np.unique(wide).astype(np.int32)
-
-
-def _checked_group(group: int | None) -> int:
-    if group is None:
-        return _NO_GROUP
-    if not isinstance(group, int | np.integer) or not 0 <= group < 2**31:
-        raise ValueError(f"a group is a number from 0 to 2^31 - 1, not {group!r}")
-    return int(group)
 
 
 class DeviceLostError(DeviceError):
@@ -143,26 +96,17 @@ class _FailedError(trio.BrokenResourceError):
     """There is no report, because the session failed; the block raises the cause."""
 
 
-@frozen
-class News:
-    """What happened since the last `poll`: progress, and the pipelines that got their outcome since."""
-
-    progress: Progress
-    settled: Int32s = field(repr=False)
-
-
 class PipelineSession:
     """A run that is steered; made by `open_session`. Belongs to the trio thread.
 
-    Methods that are given pipelines raise ValueError where there is no such pipeline, group or priority. It
-    owns its caches, and the pipelines that it keeps until they are taken or reported.
+    Methods that are given pipelines raise ValueError where there is no such pipeline or priority. It owns
+    its caches, and the pipelines that it keeps until they are taken or reported.
     """
 
     def __init__(self, run: Run, *, trusted: bool = False) -> None:
         self.exchange = run.exchange
         self._run = run
         self._loop = trio.lowlevel.current_trio_token()
-        self._producers = {priority: trio.Lock() for priority in Priority}
         self._required = 0
         self._closing = False
         self._ended = trio.Event()
@@ -189,77 +133,33 @@ class PipelineSession:
 
     # --- pipelines in
 
-    async def submit(
-        self, pipelines: Pipelines, *, priority: Priority = Priority.SOON, group: int | None = None
-    ) -> PipelineTicket:
-        """Queue pipelines, with the libraries that they link; wait for room while the queue is full.
+    async def submit(self, pipelines: Pipelines, *, priority: Priority = Priority.SOON) -> None:
+        """Queue pipelines, with the libraries that they link.
 
         Queued pipelines are raised to the priority; created or failed ones stay as they are; cancelled ones
-        are queued again. Producers of one priority are served in order. If the call is cancelled while it
-        waits, pipelines that were already queued stay so. `group` is a number, at least 0, by which they can
-        be cancelled; the last one given for a pipeline counts, and None leaves it in its group.
+        are queued again. If the call is cancelled, pipelines that were already queued stay so.
 
         Raises:
-            ValueError: There is no such pipeline, group or priority.
+            ValueError: There is no such pipeline or priority.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
-        asked = self._chosen(pipelines)
-        number, priority = _checked_group(group), checked_priority(priority)
+        asked, priority = self._chosen(pipelines), checked_priority(priority)
         self._check_loop()
-        async with self._producers[priority]:
-            rest = asked
-            while True:
-                self._check_open()
-                with self.exchange.steering() as schedule:
-                    most = min(_room(schedule), _AT_ONCE)
-                    taken = int(np.searchsorted(np.cumsum(schedule.absent(rest)), most, "right"))
-                    self._enter(schedule, rest[:taken], priority, number)
-                    rest = rest[taken:]
-                if not len(rest):
-                    return PipelineTicket(self, asked)
-                if taken:
-                    await trio.lowlevel.checkpoint()
-                else:
-                    await self._until(lambda schedule: _room(schedule) != 0)
-
-    def submit_nowait(
-        self, pipelines: Pipelines, *, priority: Priority = Priority.SOON, group: int | None = None
-    ) -> PipelineTicket:
-        """Queue pipelines as `submit` does, all of them, or none and raise trio.WouldBlock."""
-        asked = self._chosen(pipelines)
-        number, priority = _checked_group(group), checked_priority(priority)
-        self._check_open()
-        with self.exchange.steering() as schedule:
-            if int(np.count_nonzero(schedule.absent(asked))) > _room(schedule):
-                raise trio.WouldBlock
-            self._enter(schedule, asked, priority, number)
-        return PipelineTicket(self, asked)
-
-    async def require(self, pipeline: int, *, timeout_s: float | None = None) -> PipelineOutcome:
-        """Wait for a pipeline, which is created before all others.
-
-        It is submitted or promoted; a call in flight is waited for. A full queue does not stop it. While a
-        task waits here, no time limit stops pipelines with priority NOW.
-
-        Raises:
-            TimeoutError: It was not created in `timeout_s`; it keeps its state and priority.
-            ValueError: There is no such pipeline, or the time is negative or no number.
-            trio.ClosedResourceError: The session is closed, or its device was lost.
-        """
-        limit_ns = duration_ns(timeout_s)
-        outcome = self.begin_require(pipeline)
-        with trio.move_on_after(math.inf if limit_ns is None else limit_ns / 1e9):
-            return await outcome()
-        if len(self.unsettled(pipeline)):
-            raise TimeoutError(f"pipeline {pipeline} is not there after {timeout_s} s")
-        self._gather()  # its outcome may follow from another one
-        return self.table.row(pipeline)
+        for first in range(0, max(1, len(asked)), _AT_ONCE):
+            self._check_open()
+            with self.exchange.steering() as schedule:
+                self._enter(schedule, asked[first : first + _AT_ONCE], priority)
+            await trio.lowlevel.checkpoint()
 
     def begin_require(self, pipeline: int) -> Callable[[], Awaitable[PipelineOutcome]]:
-        """The part of `require` that does not wait; returns the part that does, which must be called.
+        """Queue a pipeline before all others; returns what waits for it, which must be called.
+
+        A call in flight is waited for. While a task waits here, no time limit stops pipelines with priority
+        NOW.
 
         Raises:
-            ValueError: As from `require`.
+            ValueError: There is no such pipeline.
+            trio.ClosedResourceError: The session is closed, or its device was lost.
         """
         asked = self._chosen(pipeline)
         if len(asked) != 1:
@@ -307,58 +207,22 @@ class PipelineSession:
             self.exchange.limit_time(limit_ns)
             self._limit_ns = limit_ns
 
-    async def run_for(self, seconds: float) -> Remainder:
-        """Set a time limit, and return when it is over, or earlier if nothing is left that fits into it.
-
-        Batches in flight are not waited for, because one long pipeline would hold up the frame. Returns what
-        is left for the next time limit.
-
-        Raises:
-            ValueError: It is negative, or no number.
-            trio.ClosedResourceError: Pipelines are left that will never begin: the session is closed, or
-                lost.
-        """
-        if seconds is None:
-            raise ValueError("a frame has a time: a number of seconds is expected")
-        self.limit_time(seconds)
-        supply = self._run.supply
-        with trio.move_on_after(seconds):
-            await self._until(
-                lambda schedule: (
-                    self.exchange.at_rest
-                    and not (schedule.queued and supply is not None and supply.is_waited_for(schedule))
-                )
-            )
-        left = self.remainder
-        if left.queued and (self.exchange.cancelled or self._ended.is_set()):
-            self._check_open()
-        return left
-
     # --- cancelling
 
-    async def cancel(self, pipelines: Pipelines | None = None, *, group: int | None = None) -> int:
-        """Cancel queued pipelines (None: all, or all of a group), and wait for those that are in flight.
+    def begin_cancel(self, pipelines: Pipelines | None = None) -> Callable[[], Awaitable[int]]:
+        """Cancel queued pipelines (None: all); returns what waits until none of them is in flight.
 
-        Libraries that others link are still created. After the return no driver call is made for the other
-        pipelines. If this call is cancelled itself, it returns early, but no more of them begin. All may be
-        submitted again. Returns how many were cancelled, libraries that only they needed included.
+        Libraries that others link are still created. No driver call for the other pipelines begins after the
+        return. All may be submitted again. The number of those that were cancelled includes libraries that
+        only they needed.
 
         Raises:
-            ValueError: There is no such pipeline, or the group is negative.
+            ValueError: There is no such pipeline.
         """
-        return await self.begin_cancel(pipelines, group=group)()
-
-    def begin_cancel(
-        self, pipelines: Pipelines | None = None, *, group: int | None = None
-    ) -> Callable[[], Awaitable[int]]:
-        """The part of `cancel` that does not wait; returns the part that does."""
         asked = None if pipelines is None else self._chosen(pipelines)
-        number = None if group is None else _checked_group(group)
         with self.exchange.steering() as schedule:
-            chosen = schedule.members(number)
-            if asked is not None:
-                chosen = asked if number is None else np.intersect1d(asked, chosen)
-            cancellation = schedule.cancel_jobs(chosen)
+            chosen = np.arange(len(self.table), dtype=np.int32) if asked is None else asked
+            cancellation = schedule.cancel_jobs(chosen.tolist())
             self._stale_total = True
         self._lot.unpark_all()  # whoever waits for them, before they are submitted again
 
@@ -394,26 +258,14 @@ class PipelineSession:
             return schedule.unsettled(asked)
 
     @property
-    def remainder(self) -> Remainder:
-        """How much is left."""
-        with self.exchange.looking() as schedule:
-            return Remainder(schedule.queued, schedule.in_flight, schedule.remaining_ns)
-
-    @property
     def progress(self) -> Progress:
         """Progress over the submitted pipelines. Under a time limit `eta_s` goes by the rate so far."""
         with self._news_lock:
             self._gather()
             return self._progress()
 
-    def poll(self) -> News:
-        """News since the last call, for a caller that polls once a frame."""
-        with self._news_lock:  # all of it: no other thread may count in between
-            settled = self.settled()
-            return News(self._progress(), settled)
-
     def settled(self) -> Int32s:
-        """The pipelines that got their outcome since the last call of this or `poll`."""
+        """The pipelines that got their outcome since the last call."""
         with self._news_lock:
             self._gather()
             fresh, self._fresh = self._fresh, []
@@ -638,16 +490,10 @@ class PipelineSession:
     # --- inside
 
     def _chosen(self, pipelines: Pipelines) -> Int32s:
-        if isinstance(pipelines, PipelineTicket):
-            if pipelines.session is not self:
-                raise ValueError("the ticket is that of another session")
-            return pipelines.indices
         return checked_pipelines(len(self.table), pipelines)
 
-    def _enter(
-        self, schedule: Scheduler, pipelines: Int32s, priority: Priority, group: int = _NO_GROUP
-    ) -> None:
-        schedule.enter(pipelines, priority, group)
+    def _enter(self, schedule: Scheduler, pipelines: Int32s, priority: Priority) -> None:
+        schedule.enter(pipelines, priority)
         self._stale_total = True
         self._begun_ns = self._begun_ns or time.perf_counter_ns()
 
@@ -669,11 +515,6 @@ def _is_idle(schedule: Scheduler) -> bool:
     return not (schedule.queued or schedule.in_flight)
 
 
-def _room(schedule: Scheduler) -> float:
-    capacity = schedule.options.capacity
-    return math.inf if capacity is None else max(0, capacity - schedule.queued)
-
-
 @asynccontextmanager
 async def open_session(
     device: Device,
@@ -691,8 +532,7 @@ async def open_session(
     Args:
         device: As in `run_pipelines`.
         prepared: The pipelines that may be submitted; the caller keeps it open until the block is left.
-        options: Options of the run. `ScheduleOptions.capacity` makes `submit` wait beyond so many queued
-            pipelines; libraries that they link are let in. With a time limit of 0 no batch begins; see
+        options: Options of the run. With a time limit of 0 no batch begins; see
             `PipelineSession.limit_time`.
         primary: The primary cache, which stays the caller's, or initial data for one that the session makes.
         costs_ns: Recorded cost of each pipeline, shape (n,), nanoseconds, 0 where there is none.

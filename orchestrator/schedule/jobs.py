@@ -175,7 +175,6 @@ class JobTable:
         self.estimates = estimates  # first estimate of what compiling costs
         # the same, corrected by what the first of its shader took
         self.corrected = estimates.astype(np.float64)
-        self.group = np.full(count, -1, np.int32)  # the caller's number
         self.worker = np.zeros(count, np.int32)  # that was assigned it last
         self.libraries: dict[int, list[int]] = {}  # of each job that has some
         self.dependents: dict[int, list[int]] = {}  # the jobs that link each library, ascending

@@ -62,7 +62,6 @@ class ScheduleOptions:
         batch_limit: Most jobs in one batch, which is one driver call.
         expect_hits: Estimated share of hits before anything was learned, 0..1, among the jobs that
             `JobGraph.hits` does not name.
-        capacity: Most jobs that may be queued; `submit` of a session waits beyond it. None: no bound.
         streaming: Whether jobs are entered during the run, and none at the start. Until `close`, a worker is
             told to wait where it would be told that all is done.
         few_for_hits: Whether at most two workers take expected hits at a time, until one of these had to be
@@ -78,9 +77,6 @@ class ScheduleOptions:
     target_ns: int = field(default=2_000_000, validator=[validators.instance_of(int), validators.ge(1)])
     batch_limit: int = field(default=256, validator=[validators.instance_of(int), validators.ge(1)])
     expect_hits: float = field(default=0.5, validator=[validators.ge(0.0), validators.le(1.0)])
-    capacity: int | None = field(
-        default=None, validator=validators.optional([validators.instance_of(int), validators.ge(1)])
-    )
     streaming: bool = field(default=False, validator=validators.instance_of(bool))
     few_for_hits: bool = field(default=False, validator=validators.instance_of(bool))
     costs_recorded: bool = field(default=False, validator=validators.instance_of(bool))

@@ -143,14 +143,13 @@ class Scheduler:
 
     # --- jobs in
 
-    def enter(self, jobs: Int32s, priority: Priority, group: int = -1) -> None:
+    def enter(self, jobs: Int32s, priority: Priority) -> None:
         """Queue jobs, with the libraries that they link; raise queued ones to the priority.
 
         A job that was created or failed stays as it is; a cancelled one is queued again. A library that was
         not entered by itself is cancelled with the last job that links it.
 
-        Jobs are ascending, none twice. The group is a number of the caller's, see `members`; a later one
-        replaces it, and -1 leaves queued jobs in theirs.
+        Jobs are ascending, none twice.
 
         Raises:
             ValueError: The stream is not open.
@@ -162,14 +161,12 @@ class Scheduler:
         new = set(jobs[absent].tolist())
         for job in self._with_libraries(new, lambda library: table.state[library] >= CANCELLED) - new:
             table.priority[job] = Priority.BACKGROUND
-            table.group[job] = -1
             table.unwanted[job] = 1
             new.add(job)
         for job in jobs.tolist():
             table.unwanted[job] = 0
         for job in jobs[absent].tolist():
             table.priority[job] = priority
-        table.group[jobs if group >= 0 else jobs[absent]] = group
         if new:
             self._jobs.enter(np.array(sorted(new), np.int32))
         self.promote(jobs[~absent].tolist(), priority)
@@ -238,18 +235,6 @@ class Scheduler:
         """Whether some jobs are assigned even after the deadline."""
         return self._exempt > 0
 
-    @property
-    def remaining_ns(self) -> int:
-        """Estimated time of all remaining jobs on one worker, nanoseconds."""
-        table = self._table
-        lanes = np.frombuffer(table.lane, np.uint8)
-        hits = int(np.count_nonzero((table.states_now <= READY) & ((lanes == HIT) | (lanes == WAVE))))
-        hit_base, hit_slope = self._others[HIT].line()
-        lines = [each.line() for each in [*self._compiles.values()]]
-        base, slope = np.mean(lines or [Experience(self.options.expect_hits).line()], axis=0)
-        cost = table.open_cost - hits * HIT_COST_NS
-        return int(hits * (hit_base + hit_slope * HIT_COST_NS) + base * (table.queued - hits) + slope * cost)
-
     def costs(self) -> tuple[float, float, dict[Assignment, float]]:
         """Estimated costs of the jobs that are over, and of those that are queued, and of each assignment.
 
@@ -289,13 +274,6 @@ class Scheduler:
     def unsettled(self, jobs: Int32s) -> Int32s:
         """The jobs among some that are queued or in flight."""
         return jobs[self._table.states_now[jobs] <= ASSIGNED]
-
-    def members(self, group: int | None) -> Int32s:
-        """Entered jobs of a group that were not cancelled, ascending; None: of all groups and none."""
-        there = self._table.states_now < CANCELLED
-        if group is not None:
-            there &= self._table.group == group
-        return np.flatnonzero(there).astype(np.int32)
 
     def shared(self) -> tuple[Int32s, Int32s]:
         """Jobs that share their leader's outcome, ascending, and their leaders."""

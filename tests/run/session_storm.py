@@ -37,8 +37,8 @@ from tests.run.cancel_storm import (
     random_options,
     random_primary,
 )
+from tests.run.support import cancelled, required
 
-GROUPS = 3
 ENDS = ("leave", "leave", "finish", "close", "raise", "cancel")
 
 
@@ -117,35 +117,33 @@ class _Callers:
             self.operations += 1
             try:
                 await self._operation(chance, keep)
-            except (trio.WouldBlock, trio.ClosedResourceError):
-                # Full, or another caller closed it: both are answers.
+            except trio.ClosedResourceError:  # another caller closed it
                 await trio.lowlevel.checkpoint()
 
     async def _operation(self, chance: random.Random, keep: bool) -> None:
         session = self.session
-        group = chance.choice([None, *range(GROUPS)])
         priority = chance.choice(list(Priority))
         match chance.randrange(11):
             case 0 | 1 | 2:
                 with trio.move_on_after(chance.choice([0, 0.001, 0.02])):
-                    ticket = await session.submit(self.some(), priority=priority, group=group)
+                    asked = self.some()
+                    await session.submit(asked, priority=priority)
                     if chance.random() < 0.3:
-                        outcomes = await ticket.wait()
-                        assert [each.index for each in outcomes] == ticket.indices.tolist()
-            case 3:
-                session.submit_nowait(self.some(), priority=priority, group=group)
-            case 4:
+                        outcomes = await session.wait(asked)
+                        assert [each.index for each in outcomes] == sorted(asked)
+            case 3 | 4:
                 session.promote(self.some(), priority)
             case 5:
                 with trio.move_on_after(chance.choice([0, 0.02])):
-                    outcome = await session.require(chance.randrange(len(self.image)))
+                    outcome = await required(session, chance.randrange(len(self.image)))
                     # Another caller may cancel it, or close the session.
                     assert outcome.created or not self.alone or session.closed
             case 6:
                 session.limit_time(chance.choice([None, 0, 0.001]))
             case 7:
-                left = await session.run_for(chance.choice([0, 0.0005, 0.002]))
-                assert left.queued >= 0
+                session.limit_time(seconds := chance.choice([0, 0.0005, 0.002]))
+                with trio.move_on_after(seconds):
+                    await session.idle()
             case 8:
                 await self._cancel(chance)
             case 9:
@@ -157,22 +155,14 @@ class _Callers:
                     self.taken.append(session.take(self.some()))
 
     async def _cancel(self, chance: random.Random) -> None:
-        named = self.some()
-        group = None
-        match chance.randrange(3):
-            case 0:
-                count = await self.session.cancel(named)
-            case 1:
-                group = chance.randrange(GROUPS)
-                count = await self.session.cancel(group=group)
-            case _:
-                named = list(range(len(self.image)))
-                count = await self.session.cancel()
+        everything = chance.random() < 1 / 3
+        named = list(range(len(self.image))) if everything else self.some()
+        count = await cancelled(self.session, None if everything else named)
         self.cancellations += 1
         self.cancelled_jobs += count
         # Between the return and this line nothing else runs in the trio thread. Other callers may have
         # submitted them again while this one waited, and what is linked is created all the same.
-        if group is None and self.alone and not len(self.image.library_slot_pipeline):
+        if self.alone and not len(self.image.library_slot_pipeline):
             self.at_rest += 1
             assert not self.device.holds(named), "the driver has a pipeline that was cancelled"
             assert not len(self.session.unsettled(named))
@@ -230,7 +220,6 @@ async def _one(chance: random.Random) -> tuple[int, ...]:
                         followers=Followers.SHARE if shares else Followers.CREATE,
                         pin_followers=chance.random() < 0.5,
                         batch_limit=chance.randint(1, 8),
-                        capacity=chance.choice([None, 1, 5, 20]),
                     ),
                     time_limit_s=chance.choice([None, None, 0, 0.001]),
                     keep=keep,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from orchestrator.devices.simulated import (
 from orchestrator.errors import DriverError
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import MergePolicy, RunOptions
-from orchestrator.run.records import OutcomeStatus, RunReport
+from orchestrator.run.records import OutcomeStatus, PipelineOutcome, RunReport
 from orchestrator.run.session import PipelineSession
 from orchestrator.schedule.options import ScheduleOptions
 
@@ -149,6 +149,21 @@ def check_sums(report: RunReport) -> None:
         assert call.start_ns + call.wall_ns <= report.barrier.end_ns
     tried = sorted({int(index) for call in calls for index in call.indices})
     assert tried == np.flatnonzero(report.pipelines.worker >= 0).tolist()
+
+
+def queued(session: PipelineSession) -> int:
+    """How many pipelines have not begun."""
+    return len(remaining(session))
+
+
+async def required(session: PipelineSession, pipeline: int) -> PipelineOutcome:
+    """A pipeline, created before all others."""
+    return await session.begin_require(pipeline)()
+
+
+async def cancelled(session: PipelineSession, pipelines: Iterable[int] | None = None) -> int:
+    """How many pipelines were cancelled, once none of them is in the driver."""
+    return await session.begin_cancel(pipelines)()
 
 
 def remaining(session: PipelineSession) -> npt.NDArray[np.int32]:

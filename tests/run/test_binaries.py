@@ -328,8 +328,8 @@ async def test_a_session_finds_them(store: BinaryStore) -> None:
     async with open_session(
         device, prepared, RunOptions(mode=CacheMode.BINARIES, workers=2, keep=True), primary=source
     ) as session:
-        ticket = await session.submit(range(10))
-        assert all(each.status is OutcomeStatus.CACHE_HIT for each in await ticket.wait())
+        await session.submit(range(10))
+        assert all(each.status is OutcomeStatus.CACHE_HIT for each in await session.wait(range(10)))
         device.destroy_pipelines(session.take(range(10)))
     source.destroy()
     assert device.live_binaries == 0

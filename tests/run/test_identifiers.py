@@ -21,10 +21,10 @@ from orchestrator.devices.simulated import SimulatedDevice, simulated_image
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, RunReport
-from orchestrator.run.session import Remainder, open_session
+from orchestrator.run.session import open_session
 from orchestrator.schedule.options import Priority
 from tests.contract.subject import empty_compute_shader
-from tests.run.support import MODES_WITH_CACHE, check_sums, identified, refuse
+from tests.run.support import MODES_WITH_CACHE, cancelled, check_sums, identified, refuse, required
 
 COUNT = 40
 LIMIT_S = 60.0
@@ -225,13 +225,13 @@ async def test_a_session_asks_for_what_is_submitted() -> None:
     async with open_session(
         device, first, RunOptions(workers=2, keep=True), primary=await primed(pipelines=range(10))
     ) as session:
-        ticket = await session.submit(range(10))
-        assert all(each.created for each in await ticket.wait())
+        await session.submit(range(10))
+        assert all(each.created for each in await session.wait(range(10)))
         assert translator.calls == []
-        outcome = await session.require(20)
+        outcome = await required(session, 20)
         assert outcome.status is OutcomeStatus.COMPILED
         assert sorted(translator.calls) == [1010, 2000]
-        session.take(ticket)
+        session.take(range(10))
     device.close()
 
 
@@ -253,15 +253,15 @@ async def test_the_provider_is_asked_by_what_is_urgent_now() -> None:
         await trio.testing.wait_all_tasks_blocked()
         needed = next(each for each in (0, 16) if asked[0] not in shaders_of(each) or asked[0] == 2000)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(session.require, needed)
+            nursery.start_soon(required, session, needed)
             await trio.testing.wait_all_tasks_blocked()
             # A level that was left: nothing more is asked for, but what is required.
-            await session.cancel([each for each in range(18) if each != needed])
+            await cancelled(session, [each for each in range(18) if each != needed])
             go.set()
         assert asked[1] in shaders_of(needed)
         assert set(asked) == {asked[0], *shaders_of(needed)}
-        again = await session.submit([8, 9])
-        assert all(each.created for each in await again.wait())
+        await session.submit([8, 9])
+        assert all(each.created for each in await session.wait([8, 9]))
         assert set(asked) == {asked[0], *shaders_of(needed), 1004}
     device.close()
 
@@ -279,28 +279,3 @@ async def test_a_run_ends_where_every_call_is_stuck() -> None:
     reasons = {each.reason.rpartition("the provider ")[2] for each in report.failed}
     assert reasons == {"did not give it within 0.05 s"}
     go.set()
-
-
-async def test_a_frame_waits_for_a_provider_and_does_not_spin() -> None:
-    went = trio.Event()
-
-    async def translate(_: int) -> bytes:
-        await went.wait()
-        return SPIRV
-
-    device = SimulatedDevice()
-    bare = prepared(device, SpirvProvider(translate))
-    async with open_session(device, bare, RunOptions(workers=1, time_limit_s=0)) as session:
-        await session.submit([0])
-        frame: list[Remainder] = []
-
-        async def run() -> None:
-            frame.append(await session.run_for(LIMIT_S))
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(run)
-            await trio.testing.wait_all_tasks_blocked(0.02)
-            assert not frame  # the pipeline waits for its code, and there is time
-            went.set()
-        assert frame[0].done
-    device.close()

@@ -91,7 +91,7 @@ def test_a_selector_that_no_device_can_have_is_refused_before_a_process_is_asked
             workers=3,
             mode=CacheMode.TWO_LEVEL,
             merge=MergePolicy(rolling=True, batches=None, age_ns=7),
-            schedule=ScheduleOptions(followers=Followers.SHARE, capacity=9),
+            schedule=ScheduleOptions(followers=Followers.SHARE, batch_limit=9),
             skipped={4: "feature geometryShader"},
             time_limit_s=0.5,
         ),

@@ -1,4 +1,4 @@
-"""Cancelling in a session: a job, a group, all; none is in the driver then, and all may come again."""
+"""Cancelling in a session: a job, all; none is in the driver then, and all may come again."""
 
 from __future__ import annotations
 
@@ -13,48 +13,45 @@ from orchestrator.devices.simulated import simulated_image
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.session import PipelineSession, open_session
-from tests.run.support import MODES_WITH_CACHE, ONE, recorded, remaining, report_of
+from tests.run.support import MODES_WITH_CACHE, ONE, cancelled, recorded, remaining, report_of
 
 
 async def test_cancelled_jobs_are_not_created_and_may_come_again() -> None:
     recorder, device = recorded()
     prepared = device.prepare(simulated_image(range(20)))
     async with open_session(device, prepared, RunOptions(workers=2, schedule=ONE, time_limit_s=0)) as session:
-        ticket = await session.submit(range(10))
-        assert await session.cancel([3, 4, 15]) == 2
+        await session.submit(range(10))
+        assert await cancelled(session, [3, 4, 15]) == 2
         outcomes = await session.wait([3, 4])
         assert [each.status for each in outcomes] == [OutcomeStatus.NOT_RUN] * 2
-        assert await session.cancel(ticket) == 8
-        assert ticket.done
-        assert session.remainder.done
+        assert await cancelled(session, range(10)) == 8
+        assert session.is_idle
         await session.submit([4, 5])
-        assert session.unsettled(ticket).tolist() == [4, 5], "two of its pipelines are queued again"
+        assert session.unsettled(range(10)).tolist() == [4, 5]
     assert sorted(recorder.order) == [4, 5]
     assert report_of(session).counts()[OutcomeStatus.NOT_RUN] == 18
 
 
-async def test_a_group_is_cancelled_and_nothing_else() -> None:
+async def test_libraries_are_cancelled_with_the_last_that_links_them() -> None:
     recorder, device = recorded()
-    # 30 links 1, which only group 7 needs; 31 and 32 link 2, which group 8 needs too; 33 links
-    # 3, which is wanted itself.
+    # 30 links 1, which nothing else needs. 31 and 32 link 2, and 32 stays. 33 links 3, which was submitted.
     libraries = {30: [1], 31: [2], 32: [2], 33: [3]}
     prepared = device.prepare(simulated_image(range(40), libraries=libraries))
     async with open_session(device, prepared, RunOptions(workers=2, schedule=ONE, time_limit_s=0)) as session:
-        await session.submit([30, 31, 33, *range(10, 20)], group=7)
-        await session.submit([32, 15, 3], group=8)
-        assert await session.cancel(group=7) == 3 + 9 + 1
-        assert await session.cancel(group=7) == 0
-        assert await session.cancel(group=99) == 0
+        await session.submit([30, 31, 33, *range(10, 20)])
+        await session.submit([32, 3])
+        gone = [30, 31, 33, *range(10, 15), *range(16, 20)]
+        assert await cancelled(session, gone) == 3 + 9 + 1
+        assert await cancelled(session, gone) == 0
         assert sorted(remaining(session).tolist()) == [2, 3, 15, 32]
     assert sorted(recorder.order) == [2, 3, 15, 32]
 
 
 CANCELS: dict[str, Callable[[PipelineSession], Awaitable[int]]] = {
-    "job": lambda session: session.cancel(5),
-    "group": lambda session: session.cancel(group=1),
-    "all": lambda session: session.cancel(),
+    "job": lambda session: cancelled(session, [5]),
+    "all": cancelled,
     # It is not in flight, but the library that only it needs is.
-    "linker": lambda session: session.cancel(12),
+    "linker": lambda session: cancelled(session, [12]),
 }
 
 
@@ -65,7 +62,7 @@ async def test_it_returns_when_what_is_in_flight_has_returned(mode: CacheMode, w
     prepared = device.prepare(simulated_image(range(20), libraries={12: [5]}))
     ended: list[bool] = []
     async with open_session(device, prepared, RunOptions(workers=2, mode=mode, schedule=ONE)) as session:
-        await session.submit(12 if what == "linker" else 5, group=1)
+        await session.submit(12 if what == "linker" else 5)
         await recorder.entered.wait()
 
         async def give_up() -> None:
@@ -92,7 +89,7 @@ async def test_who_is_cancelled_while_it_waits_has_cancelled_all_the_same() -> N
         await recorder.entered.wait()
         await session.submit(range(6, 20))
         with trio.move_on_after(0) as scope:
-            await session.cancel()
+            await cancelled(session)
         assert scope.cancelled_caught
         recorder.open.set()
     assert recorder.order == [5]
@@ -103,13 +100,13 @@ async def test_what_was_cancelled_polled_and_submitted_again_is_waited_for() -> 
     prepared = device.prepare(simulated_image(range(20)))
     outcomes: list[bool] = []
     async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE, time_limit_s=0)) as session:
-        session.submit_nowait(range(20))
-        assert await session.cancel() == 20
-        assert len(session.poll().settled) == 0
-        ticket = session.submit_nowait(range(20))
+        await session.submit(range(20))
+        assert await cancelled(session) == 20
+        assert len(session.settled()) == 0
+        await session.submit(range(20))
 
         async def wait() -> None:
-            outcomes.extend(each.created for each in await ticket.wait())
+            outcomes.extend(each.created for each in await session.wait(range(20)))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait)

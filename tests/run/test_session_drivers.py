@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import trio
 
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.opening import open_device
@@ -15,9 +16,9 @@ from orchestrator.schedule.options import Priority, ScheduleOptions
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
+from tests.run.support import cancelled, queued, required
 
 NAVI21 = "radv:navi21"
-LEVEL = 1
 
 
 @pytest.mark.driver(NAVI21)
@@ -33,33 +34,32 @@ async def test_a_steered_session_leaves_a_cache_in_which_all_hits(mode: CacheMod
         async with open_session(
             device, prepared, RunOptions(workers=2, mode=mode, keep=True, time_limit_s=0, schedule=options)
         ) as session:
-            await session.submit(everything, priority=Priority.BACKGROUND, group=LEVEL)
-            queued = session.remainder.queued
-            assert queued == len(image)
-            assert (await session.require(linker)).created
+            await session.submit(everything, priority=Priority.BACKGROUND)
+            count = queued(session)
+            assert count == len(image)
+            assert (await required(session, linker)).created
             libraries = image.libraries_of(linker)
             assert all(each.created for each in await session.wait(libraries))
             # Only they passed the budget.
-            assert session.remainder.queued == queued - 1 - len(libraries)
+            assert queued(session) == count - 1 - len(libraries)
             # Nothing is in flight, for the budget is used up: all the rest goes.
-            cancelled = await session.cancel(group=LEVEL)
-            assert cancelled == queued - 1 - len(libraries)
-            assert session.remainder.done
-            assert session.progress.done == queued - cancelled
-            await session.submit(everything, priority=Priority.BACKGROUND, group=LEVEL)
-            assert session.remainder.queued == cancelled, "what was created is not queued again"
+            taken_back = await cancelled(session)
+            assert taken_back == count - 1 - len(libraries)
+            assert session.is_idle
+            assert session.progress.done == count - taken_back
+            await session.submit(everything, priority=Priority.BACKGROUND)
+            assert queued(session) == taken_back, "what was created is not queued again"
             # How many of them fit into a frame is the machine's affair; each is created or
             # cancelled, and none is lost.
-            left = await session.run_for(0.004)
-            assert left.queued <= cancelled
-            cancelled = await session.cancel(group=LEVEL)
-            assert session.remainder.done
-            assert cancelled <= left.queued
-            assert session.progress.done == queued - cancelled
+            session.limit_time(0.004)
+            await trio.sleep(0.004)
+            taken_back = await cancelled(session)
+            assert session.is_idle
+            assert session.progress.done == count - taken_back
             session.limit_time(None)
-            ticket = await session.submit(everything)
-            assert all(each.created for each in await ticket.wait())
-            taken = session.take(ticket)
+            await session.submit(everything)
+            assert all(each.created for each in await session.wait(everything))
+            taken = session.take(everything)
         report = session.report
         assert report is not None
         assert not report.failed

@@ -17,11 +17,13 @@ from orchestrator.schedule.options import Priority
 from tests.run.support import (
     ONE,
     RefusingDevice,
+    cancelled,
     check_sums,
     hits_of,
     losing_device,
     prepared_set,
     recorded,
+    required,
 )
 
 
@@ -30,12 +32,12 @@ async def test_closing_leaves_the_rest() -> None:
     prepared = device.prepare(simulated_image(range(20)))
     waited: list[tuple[PipelineOutcome, ...]] = []
     async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE)) as session:
-        ticket = await session.submit(0, priority=Priority.NOW)
-        rest = await session.submit(range(1, 20))
+        await session.submit(0, priority=Priority.NOW)
+        await session.submit(range(1, 20))
         await recorder.entered.wait()
 
         async def wait() -> None:
-            waited.append(await rest.wait())
+            waited.append(await session.wait(range(1, 20)))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait)
@@ -45,15 +47,11 @@ async def test_closing_leaves_the_rest() -> None:
             recorder.open.set()
         report = await session.close()
         assert report.stopped
-        assert ticket.done
+        assert not len(session.unsettled(0))
         with pytest.raises(trio.ClosedResourceError):
             await session.submit(3)
         with pytest.raises(trio.ClosedResourceError):
-            session.submit_nowait(3)
-        with pytest.raises(trio.ClosedResourceError):
-            await session.require(3)
-        with pytest.raises(trio.ClosedResourceError):  # or a loop of frames would never end
-            await session.run_for(3600)
+            await required(session, 3)
         assert await session.close() is report
     assert session.report is report
     check_sums(report)
@@ -72,22 +70,21 @@ async def test_progress_ends_at_exactly_what_was_submitted(workers: int) -> None
     async with open_session(device, prepared, options) as session:
         await session.submit([200, 201, 210, 11, *range(20, 60)])
         assert session.progress.total == 4 + 3 + 40
-        await session.submit(range(100, 150), group=1)
+        await session.submit(range(100, 150))
         assert session.progress.total == 47 + 50
         seen = [session.progress]
-        cancelled = await session.cancel(group=1)
-        assert cancelled == 50
+        assert await cancelled(session, range(100, 150)) == 50
         session.limit_time(None)
         settled: set[int] = set()
-        while not session.remainder.done:
-            news = session.poll()
-            seen.append(news.progress)
-            assert not settled.intersection(news.settled.tolist())
-            settled.update(news.settled.tolist())
+        while not session.is_idle:
+            seen.append(session.progress)
+            news = session.settled().tolist()
+            assert not settled.intersection(news)
+            settled.update(news)
             await trio.lowlevel.checkpoint()
-        settled.update(session.poll().settled.tolist())
+        settled.update(session.settled().tolist())
         assert settled == {3, 4, 7, 11, 200, 201, 210, *range(20, 60)}
-        assert len(session.poll().settled) == 0
+        assert len(session.settled()) == 0
         end = session.progress
         assert (end.total, end.done, end.failed, end.skipped) == (47, 47, 2, 1)
         assert (end.share, end.cost_share, end.eta_s) == (1.0, 1.0, 0.0)
@@ -141,13 +138,7 @@ async def _submit(session: PipelineSession) -> None:
         await session.submit(5)
 
 
-async def _draw(session: PipelineSession) -> None:
-    while True:
-        await session.run_for(0.004)
-        await session.submit(5)
-
-
-@pytest.mark.parametrize("use", [PipelineSession.finish, _leave, _sleep, _submit, _draw])
+@pytest.mark.parametrize("use", [PipelineSession.finish, _leave, _sleep, _submit])
 async def test_a_bug_in_a_worker_comes_out_alone_whatever_the_block_waits_for(
     use: Callable[[PipelineSession], Awaitable[object]],
 ) -> None:
@@ -174,9 +165,9 @@ async def test_a_bug_in_a_worker_comes_out_alone_whatever_the_block_waits_for(
     "call",
     [
         lambda session: session.submit(2),
-        lambda session: session.require(0),
-        lambda session: session.run_for(60),
-        PipelineSession.cancel,
+        lambda session: required(session, 0),
+        PipelineSession.idle,
+        cancelled,
         PipelineSession.finish,
     ],
 )
@@ -199,9 +190,10 @@ async def test_a_lost_device_is_told_once_with_the_report(how: str) -> None:
     told: list[DeviceLostError] = []
     try:
         async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE, keep=True)) as session:
-            await (await session.submit(range(5, 9))).wait()
-            ticket = await session.submit(range(300))
-            outcomes = await ticket.wait()
+            await session.submit(range(5, 9))
+            await session.wait(range(5, 9))
+            await session.submit(range(300))
+            outcomes = await session.wait(range(300))
             assert any(each.status is OutcomeStatus.NOT_RUN for each in outcomes)
             assert any("DEVICE_LOST" in each.reason or "VK_ERROR" in each.reason for each in outcomes)
             if how == "submit":
@@ -209,7 +201,7 @@ async def test_a_lost_device_is_told_once_with_the_report(how: str) -> None:
             elif how == "producers":
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(session.submit, 3)
-                    nursery.start_soon(session.require, 4)
+                    nursery.start_soon(required, session, 4)
             elif how in ("close", "finish"):
                 end = getattr(session, how)
                 try:
@@ -237,10 +229,9 @@ async def test_a_lost_device_is_told_once_with_the_report(how: str) -> None:
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda session: session.submit_nowait(300), "from 0 to 299"),
-        (lambda session: session.submit_nowait([-1]), "from 0 to 299"),
-        (lambda session: session.submit_nowait([0.5]), "from 0 to 299"),
-        (lambda session: session.submit_nowait([0], group=-1), "a group"),
+        (lambda session: session.unsettled(300), "from 0 to 299"),
+        (lambda session: session.unsettled([-1]), "from 0 to 299"),
+        (lambda session: session.unsettled([0.5]), "from 0 to 299"),
         (lambda session: session.limit_time(-1.0), "0 or more is expected"),
         (lambda session: session.limit_time(float("nan")), "0 or more is expected"),
         (lambda session: session.promote(1000, Priority.NOW), "from 0 to 299"),
@@ -251,16 +242,3 @@ async def test_bad_arguments_are_refused(call: Callable[[PipelineSession], objec
     async with open_session(device, prepared_set(device), RunOptions(workers=1)) as session:
         with pytest.raises(ValueError, match=complaint):
             call(session)
-
-
-async def test_a_ticket_of_another_session_is_refused() -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device)
-    async with (
-        open_session(device, prepared, RunOptions(workers=1)) as one,
-        open_session(device, prepared, RunOptions(workers=1)) as other,
-    ):
-        ticket = await one.submit([3])
-        for use in (other.submit_nowait, other.unsettled, lambda each: other.promote(each, Priority.NOW)):
-            with pytest.raises(ValueError, match="that of another session"):
-                use(ticket)

@@ -83,7 +83,7 @@ def test_kinds_learn_apart() -> None:
     assert largest[0] <= 2
 
 
-def hit_sizes(count: int, hit_share: float, holes: range = range(0)) -> tuple[list[list[int]], Scheduler]:
+def hit_sizes(count: int, hit_share: float, holes: range = range(0)) -> list[list[int]]:
     """Batches of jobs that are all expected to hit, those in holes apart, and the share that does."""
     hits = np.ones(count, np.bool_)
     hits[holes.start : holes.stop : holes.step] = False
@@ -97,23 +97,22 @@ def hit_sizes(count: int, hit_share: float, holes: range = range(0)) -> tuple[li
         hit = round(size * hit_share) if hits[batch.indices[0]] else 0
         elapsed = hit * 20_000 + (size - hit) * 5_000_000
         scheduler.finished(0, batch, hits=hit, compiles=size - hit, elapsed_ns=elapsed)
-    return found, scheduler
+    return found
 
 
 def test_expected_hits_come_in_the_order_of_the_set_and_in_one_piece() -> None:
-    found, _ = hit_sizes(2000, 1.0)
+    found = hit_sizes(2000, 1.0)
     assert [job for batch in found for job in batch] == list(range(2000)), "costs do not count"
     assert max(map(len, found)) >= 400
     assert len(found) < 20
 
 
 def test_a_cache_that_does_not_hold_what_was_expected_is_not_believed_for_long() -> None:
-    found, scheduler = hit_sizes(2000, 0.0)
+    found = hit_sizes(2000, 0.0)
     assert found[0] == list(range(len(found[0])))
     # From then on the longest is first, alone until it is known what it costs.
     assert found[1] == [1999]
     assert sorted(job for batch in found for job in batch) == list(range(2000))
-    assert scheduler.remaining_ns == 0
 
 
 @pytest.fixture(params=["sample", "sascha"], scope="module")
@@ -182,9 +181,6 @@ def test_the_first_of_a_shader_of_many_goes_early_and_alone_and_the_rest_is_esti
         taken.append(jobs)
         took = sum(30_000_000 if job < 20 else 2_000_000 for job in jobs)
         scheduler.finished(0, answer, compiles=len(jobs), elapsed_ns=took)
-        if len(taken) > 8 and any(job in range(20) for batch in taken[8:] for job in batch):
-            left = sum(30_000_000 if job < 20 else 2_000_000 for job in scheduler.remaining().tolist())
-            assert scheduler.remaining_ns == pytest.approx(left, rel=0.5)
     assert taken[0] == [0], "it tells of all that have its shader"
     assert sorted(job for jobs in taken for job in jobs) == list(range(60))
 

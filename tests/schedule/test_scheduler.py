@@ -206,7 +206,6 @@ def test_a_deadline_stops_between_batches_and_the_next_goes_on() -> None:
     assert isinstance(answer, Done)
     assert order == [0, 1]
     assert scheduler.remaining().tolist() == list(range(2, 10))
-    assert scheduler.remaining_ns == pytest.approx(32 * MS, rel=0.01)
     scheduler.set_deadline(20 * MS)
     assert scheduler.request(0, 20 * MS) == Paused()
     scheduler.set_deadline(None)
@@ -335,11 +334,11 @@ def test_what_is_excluded_is_so_whenever_it_comes() -> None:
 def test_cancelling_says_when_it_is_quiet() -> None:
     scheduler = Scheduler(job_graph(6), 2, ScheduleOptions(batch_limit=2, streaming=True))
     for job in range(6):
-        scheduler.enter(some([job]), Priority.SOON, group=1 + job % 2)
+        scheduler.enter(some([job]), Priority.SOON)
     scheduler.close()
     batches = [requested(scheduler, worker) for worker in range(2)]
     assert [jobs_of(each) for each in batches] == [[0], [1]]
-    cancellation = scheduler.cancel_jobs(scheduler.members(1))
+    cancellation = scheduler.cancel_jobs([0, 2, 4])
     assert cancellation.cancelled == 2
     assert cancellation.pending == {0}
     quiet = [cancellation.quiet]
@@ -348,7 +347,7 @@ def test_cancelling_says_when_it_is_quiet() -> None:
         quiet.append(cancellation.quiet)
     assert quiet == [False, False, True]
     assert drain(scheduler) == [3, 5]
-    assert scheduler.cancel_jobs(scheduler.members(None)).quiet
+    assert scheduler.cancel_jobs(range(6)).quiet
 
 
 # --- misuse
@@ -383,7 +382,7 @@ def test_a_worker_ends_what_it_holds() -> None:
     assert in_state(scheduler, JobState.CREATED) == 1
 
 
-@pytest.mark.parametrize("name", ["target_ns", "batch_limit", "capacity"])
+@pytest.mark.parametrize("name", ["target_ns", "batch_limit"])
 def test_what_counts_is_a_whole_number(name: str) -> None:
     with pytest.raises(TypeError, match=name):
         ScheduleOptions(**{name: 2.5})  # type: ignore[arg-type]
@@ -422,10 +421,10 @@ def test_a_job_takes_less_than_400_bytes() -> None:
 def test_what_comes_again_is_no_more_urgent_than_it_is_asked_for_now(size: int) -> None:
     options = ScheduleOptions(streaming=True, batch_limit=size, target_ns=size * 10**9)
     scheduler = Scheduler(job_graph(2, kinds=[0, 0], costs=[1, 10**6]), 1, options)
-    scheduler.enter(np.array([1], np.int32), Priority.NOW, 0)
+    scheduler.enter(np.array([1], np.int32), Priority.NOW)
     scheduler.cancel_jobs([1])
-    scheduler.enter(np.array([1], np.int32), Priority.SOON, 0)
-    scheduler.enter(np.array([0], np.int32), Priority.NOW, 0)
+    scheduler.enter(np.array([1], np.int32), Priority.SOON)
+    scheduler.enter(np.array([0], np.int32), Priority.NOW)
     answer = scheduler.request(0, 0)
     assert isinstance(answer, Assignment)
     assert answer.indices.tolist() == [0]

@@ -76,17 +76,17 @@ class Schedule(RuleBasedStateMachine):
         self.deadline_ns: float | None = None
         self.settled: set[int] = set()
         if data.draw(st.integers(0, 3)):  # else rules alone enter jobs, of which few come to a worker
-            self.scheduler.enter(np.arange(count, dtype=np.int32), Priority.SOON, 0)
+            self.scheduler.enter(np.arange(count, dtype=np.int32), Priority.SOON)
             self.entered |= set(range(count))
 
     def states(self) -> list[JobState]:
         return [self.scheduler.state_of(job) for job in range(self.count)]
 
-    @rule(data=st.data(), priority=st.sampled_from(Priority), group=st.integers(-1, 2))
-    def enter(self, data: st.DataObject, priority: Priority, group: int) -> None:
+    @rule(data=st.data(), priority=st.sampled_from(Priority))
+    def enter(self, data: st.DataObject, priority: Priority) -> None:
         asked = sorted(data.draw(st.sets(st.integers(0, self.count - 1), max_size=8)))
         before = self.states()
-        self.scheduler.enter(np.array(asked, np.int32), priority, group)
+        self.scheduler.enter(np.array(asked, np.int32), priority)
         self.entered |= set(asked)
         after = self.states()
         for job in asked:
@@ -94,7 +94,6 @@ class Schedule(RuleBasedStateMachine):
                 assert after[job] is before[job], "what was settled is left alone"
                 continue
             assert after[job] not in GONE
-            assert job in self.scheduler.members(None if group < 0 else group)
             if after[job] in QUEUED:
                 assert self.scheduler.priority_of(job) <= priority
         for job, linked in self.libraries.items():
@@ -214,13 +213,13 @@ class Schedule(RuleBasedStateMachine):
     def wait(self, passed: int) -> None:
         self.now_ns += passed
 
-    @rule(data=st.data(), what=st.sampled_from(["jobs", "group", "all"]))
+    @rule(data=st.data(), what=st.sampled_from(["jobs", "all"]))
     def cancel(self, data: st.DataObject, what: str) -> None:
         scheduler = self.scheduler
         if what == "jobs":
             asked = data.draw(st.sets(st.integers(0, self.count - 1), max_size=4))
         else:
-            asked = set(scheduler.members(data.draw(st.integers(0, 2)) if what == "group" else None).tolist())
+            asked = set(range(self.count))
         cancellation = scheduler.cancel_jobs(asked)
         assert scheduler.queued == 0 or what != "all"
         states = self.states()
