@@ -29,6 +29,7 @@ SERVICES = {
     "devices": "orchestrator.devices.listing_service",
     "keys": "orchestrator.key_dependence.looking",
     "packs": "orchestrator.packs.service",
+    "regress": "orchestrator.regress.service",
 }
 """Services by name. Each module has `Request`, the type of requests, and `serve`, which takes a `Channel`."""
 

@@ -2,24 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
 
+from attrs import frozen
 from cyclopts import Parameter
 
-from orchestrator.cli.application import JsonFlag
+from orchestrator.cli.application import DEVICE_HELP, FIRST_DEVICE, POSITIVE, Flag, JsonFlag, in_range
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output
+
+if TYPE_CHECKING:
+    from orchestrator.cli.regressed import Judged
+    from orchestrator.regress.comparison import SideComparison
+    from orchestrator.regress.rules import FailRule
+
+_NOTHING = Parameter(show_default=lambda _: "none")
+_CANNOT_JUDGE = 125
+
+
+@frozen(kw_only=True)
+class RegressArguments:
+    """The options of `regress`.
+
+    Attributes:
+        before: A driver, as `NAME=DRIVER`: `installed`, a manifest, a library or a folder (a prefix, a build,
+            an unpacked package), and variables for its processes, as `+RADV_DEBUG=nocache`.
+        after: The driver to compare with it, in the same form.
+        time: Compare compile times too, in so many rounds A B B A. From 3 rounds on, each pipeline is judged.
+        workers: Number of workers of each side.
+        fail_on: What causes exit code 1: `crash`, `refused`, `any`, `never`, or a rule such as `spills>0`,
+            `CodeSize>+1%`, `MaxWaves<-1%`, `time>+5%`. May be given several times.
+        bisect: Exit with 125 if a side cannot be judged, for `git bisect run`.
+        out: Write report.md, rows.csv, junit.xml and the results of both sides into this directory. With it
+            the same command continues where it was stopped.
+    """
+
+    before: Annotated[str, _NOTHING] = ""
+    after: Annotated[str, _NOTHING] = ""
+    device: Annotated[
+        list[str] | None,
+        FIRST_DEVICE,
+        Parameter(help=DEVICE_HELP + " A pattern such as `radv:*` is several. May be given several times."),
+    ] = None
+    time: Annotated[int, Parameter(validator=in_range(0, 100))] = 0
+    workers: Annotated[
+        int | None, Parameter(alias="-j", validator=POSITIVE, show_default=lambda _: "one per processor")
+    ] = None
+    fail_on: Annotated[list[str] | None, Parameter(negative="", show_default=lambda _: "crash, refused")] = (
+        None
+    )
+    bisect: Flag = False
+    out: Annotated[Path | None, _NOTHING, Parameter(alias="-o")] = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether drivers are named."""
+        return bool(self.before or self.after)
 
 
 def regress_verb(
     sets: list[str],
     /,
+    arguments: Annotated[RegressArguments, Parameter(name="*")] = RegressArguments(),
     *,
-    fail_on: Annotated[
-        list[str] | None, Parameter(negative="", show_default=lambda _: "crash, refused")
-    ] = None,
-    out: Annotated[Path | None, Parameter(alias="-o", show_default=lambda _: "none")] = None,
     json: JsonFlag = False,
 ) -> int:
     """Compare the code that two builds of a driver make of the same pipelines, shader by shader.
@@ -29,31 +78,108 @@ def regress_verb(
 
     **EXAMPLES**
 
-        orchestrator regress before.csv after.csv
+        orchestrator regress games/*.foz --before main=/opt/mesa-main --after mine=build/ -d radv:navi31
+        orchestrator regress set.foz --before plain=installed --after wave32=+RADV_PERFTEST=cswave32
         orchestrator regress before.csv after.csv --fail-on "spills>0" --fail-on "CodeSize>+1%" -o report/
 
     Args:
-        sets: Two files of results: of this verb, or CSV of `compile --pipeline-stats` or of
-            `fossilize-replay`, also of several runs one after the other.
-        fail_on: What causes exit code 1: `crash`, `refused`, `any`, `never`, or a rule such as `spills>0`,
-            `CodeSize>+1%`, `MaxWaves<-1%`. May be given several times.
-        out: Write report.md, rows.csv and junit.xml into this directory.
+        sets: With `--before` and `--after`: `.foz` archives, or a manifest, each an application. Else two
+            files of results: of this verb, or CSV of `compile --pipeline-stats` or of `fossilize-replay`.
     """
-    from orchestrator.cli.regressed import Judged, show_all, write_all
-    from orchestrator.regress.comparison import compare_results
-    from orchestrator.regress.results import read_results
+    from orchestrator.cli.regressed import show_all, write_all
+    from orchestrator.errors import OrchestratorError
     from orchestrator.regress.rules import DEFAULT_RULES, FailRule
 
+    output = Output(json=json)
     try:
-        rules = [FailRule.parse(each) for each in fail_on or DEFAULT_RULES]
+        rules = [FailRule.parse(each) for each in arguments.fail_on or DEFAULT_RULES]
     except ValueError as error:
         raise UsageError(f"--fail-on: {error}") from None
-    if len(sets) != 2:
-        raise UsageError(f"{len(sets)} files of results are named", "name two: before and after")
-    before, after = (read_results(Path(each)) for each in sets)
-    judged = [Judged.of((), compare_results(before, after), rules)]
-    show_all(Output(json=json), judged)
-    if out is not None:
-        write_all(out, judged)
+    _check(sets, arguments)
+    try:
+        judged = _compiled(sets, arguments, rules, output) if arguments.is_live else _read(sets, rules)
+    except OrchestratorError as error:
+        if not arguments.bisect or isinstance(error, UsageError):
+            raise
+        output.message(f"cannot be judged: {error}")
+        return _CANNOT_JUDGE
+    show_all(output, judged)
+    if arguments.out is not None:
+        write_all(arguments.out, judged)
     broken = any(verdict.broken for each in judged for verdict in each.verdicts)
     return ExitCode.PIPELINES_FAILED if broken else ExitCode.OK
+
+
+def _check(sets: Sequence[str], given: RegressArguments) -> None:
+    if bool(given.before) != bool(given.after):
+        missing = "--after" if given.before else "--before"
+        raise UsageError(f"{missing} is missing", "name both drivers, or two files of results and neither")
+    if not given.is_live and (given.device or given.time or given.workers or given.bisect):
+        raise UsageError(
+            "--device, --time, --workers and --bisect are for two drivers",
+            "name these with --before and --after",
+        )
+    if not given.is_live and len(sets) != 2:
+        raise UsageError(
+            f"{len(sets)} files of results are named",
+            "name two, before and after; or sets, and drivers with --before and --after",
+        )
+
+
+def _read(paths: Sequence[str], rules: Sequence[FailRule]) -> list[Judged]:
+    from orchestrator.cli.regressed import Judged
+    from orchestrator.regress.comparison import compare_results
+    from orchestrator.regress.results import read_results
+
+    first, second = (read_results(Path(each)) for each in paths)
+    return [Judged.of((), compare_results(first, second), rules)]
+
+
+@contextmanager
+def _work_folder(out: Path | None) -> Iterator[Path]:
+    if out is not None:
+        work = out.absolute() / "work"
+        work.mkdir(parents=True, exist_ok=True)
+        yield work
+        return
+    with TemporaryDirectory(prefix="orchestrator-regress-") as folder:
+        yield Path(folder)
+
+
+def _compiled(
+    sets: Sequence[str], given: RegressArguments, rules: Sequence[FailRule], output: Output
+) -> list[Judged]:
+    from orchestrator.cli.regressed import Judged
+    from orchestrator.cli.values import archive_paths
+    from orchestrator.regress.comparison import compare_results
+    from orchestrator.regress.live import LiveComparison
+    from orchestrator.regress.sides import SideDriver
+    from orchestrator.supervise.targets import selectors_of
+
+    try:
+        sides = SideDriver.parse(given.before), SideDriver.parse(given.after)
+    except ValueError as error:
+        raise UsageError(f"--before, --after: {error}") from None
+    if sides[0].name == sides[1].name:
+        raise UsageError(f"both sides are called {sides[0].name}", "give them two names")
+
+    def tell(stage: str) -> None:
+        if output.tells:
+            output.message(stage)
+
+    paths = tuple(archive_paths([each])[0] for each in sets)
+    judged: dict[object, Judged] = {}
+    with _work_folder(given.out) as work:
+        live = LiveComparison(paths, sides, work, given.workers, tell)
+        for selector in selectors_of(given.device or []):
+            found = compare_results(*live.compiled(selector))
+            change = live.timed(selector, given.time) if given.time else None
+            same = object() if given.time else _outcome(found)
+            others = judged[same].devices if same in judged else ()
+            judged[same] = Judged.of((*others, selector or "the first device"), found, rules, change)
+    return list(judged.values())
+
+
+def _outcome(found: SideComparison) -> object:
+    """What devices with equal results have in common."""
+    return repr((found.total, sorted(found.by_application.items()), found.only_one, found.waves.tolist()))

@@ -108,6 +108,9 @@ def write_all(out: Path, judged: Sequence[Judged]) -> None:
             "rows.csv": reports.rows_csv(each.found),
             "junit.xml": reports.junit(each.name, each.verdicts),
         }
+        if each.devices:
+            each.found.before.save(folder / "before.npz")
+            each.found.after.save(folder / "after.npz")
         for file, text in files.items():
             write_beside("--out", folder / file, text.encode("utf-8", "backslashreplace"))
 

@@ -838,9 +838,16 @@ class Device(ABC):
         No other thread may use it, and the libraries that it links exist. DeviceError where the device has
         no VK_KHR_pipeline_executable_properties.
         """
-        number = np.array([index], np.int32)
-        with self._bound(prepared) as bound, self.observer.calling(DriverStep.CREATE, bound.image, number):
-            return self._executables(bound, index)
+        number, batch = np.array([index], np.int32), None
+        with self._bound(prepared) as bound:
+            call = self.observer.entering(DriverStep.CREATE, bound.image, number)
+            try:
+                found = self._executables(bound, index)
+                batch = CreationBatch.of_zeros(1)
+                batch.results[0], batch.durations_ns[0] = found.result, found.driver_ns
+            finally:
+                self.observer.left(call, number, batch)
+        return found
 
     def _create_speculatively(
         self,

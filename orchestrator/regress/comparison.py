@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from attrs import field, frozen
+from attrs import frozen
 
 from orchestrator.regress.directions import Statistic, place_of, statistic_of
 from orchestrator.regress.results import Column, Floats, Lost, Results
@@ -72,7 +72,7 @@ class OnlyOne(Record, frozen=True):
     """Pipelines that one side has, by why the other one does not."""
 
     side: str  # The side that has them: before or after.
-    status: str  # On the other one: skipped, failed, crashed, not run, or absent.
+    status: str  # On the other one: skipped, failed, crashed, not run, untold, or absent.
     reason: str
     pipelines: tuple[tuple[str, Hash], ...]  # Application and key of each.
 
@@ -93,6 +93,7 @@ class SideComparison:
         total: Over all of them.
         by_application: The same for each application that has any.
         only_one: Pipelines that one side lacks.
+        neither: Pipelines that both sides name and have no code of, with the reason of the side after.
         unlike: Pipelines that differ in their number of executables.
     """
 
@@ -108,9 +109,7 @@ class SideComparison:
     by_application: Mapping[str, ExecutableTotals]
     only_one: tuple[OnlyOne, ...]
     unlike: int
-    lost: tuple[tuple[str, Lost], ...] = field(
-        factory=tuple
-    )  # "before" or "after", and what it has no code of
+    neither: tuple[OnlyOne, ...]
 
     @property
     def is_identical(self) -> bool:
@@ -188,7 +187,7 @@ def compare_results(before: Results, after: Results) -> SideComparison:
     totals = _totals(before, after, (first, second), deltas, affected, np.zeros(len(first), np.int64), 1)
     by_place = _totals(before, after, (first, second), deltas, affected, where, len(applications))
     named = {name: each for name, each in zip(applications, by_place, strict=True) if each.executables}
-    only, lost = _only_one(before, after, own, applications, places)
+    only, neither = _only_one(before, after, own, applications, places)
     return SideComparison(
         before=before,
         after=after,
@@ -202,7 +201,7 @@ def compare_results(before: Results, after: Results) -> SideComparison:
         by_application=named,
         only_one=only,
         unlike=unlike,
-        lost=lost,
+        neither=neither,
     )
 
 
@@ -295,7 +294,7 @@ def _only_one(
     own: Sequence[npt.NDArray[np.int64]],
     applications: tuple[str, ...],
     places: Sequence[npt.NDArray[np.int64]],
-) -> tuple[tuple[OnlyOne, ...], tuple[tuple[str, Lost], ...]]:
+) -> tuple[tuple[OnlyOne, ...], tuple[OnlyOne, ...]]:
     sides, names = (before, after), ("before", "after")
     have = [_pipelines(of, side.key) for of, side in zip(own, sides, strict=True)]
     of_name = [
@@ -309,13 +308,14 @@ def _only_one(
     for here in (0, 1):
         for each in np.setdiff1d(have[here], have[1 - here]).tolist():
             why = whys[1 - here].get(tuple(each))
-            reason = (
-                ("absent", f"not in {sides[1 - here].side.name}") if why is None else (why.status, why.reason)
-            )
+            other = sides[1 - here].side.name
+            reason = ("absent", f"not in {other}") if why is None else (why.status, why.reason)
             found.setdefault((names[here], *reason), []).append((applications[each[0]], Hash(each[1])))
-    lost = tuple((names[at], each) for at, side in enumerate(sides) for each in side.lost)
-    only = tuple(OnlyOne(side, status, reason, tuple(each)) for (side, status, reason), each in found.items())
-    return only, lost
+    for place in sorted(whys[0].keys() & whys[1].keys()):
+        why = whys[1][place]
+        found.setdefault(("", why.status, why.reason), []).append((applications[place[0]], Hash(place[1])))
+    told = [OnlyOne(side, status, reason, tuple(each)) for (side, status, reason), each in found.items()]
+    return tuple(each for each in told if each.side), tuple(each for each in told if not each.side)
 
 
 def _pipelines(application: npt.NDArray[np.int64], key: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:

@@ -117,11 +117,11 @@ def sections(found: SideComparison, most: int | None = _MOST) -> Iterator[tuple[
         sizes = found.before.subgroup[found.first], found.after.subgroup[found.second]
         lines = [f"{place_text(found, each)}: {sizes[0][each]} -> {sizes[1][each]}" for each in waves[:most]]
         yield f"wave size changed: {waves.size:,}", _with_rest(lines, waves.size)
-    for each in found.only_one:
-        side = getattr(found, each.side).side.name
+    for each in (*found.only_one, *found.neither):
         keys = [f"{application} {key:016x}" for application, key in each.pipelines[:most]]
-        why = f"{each.status}: {each.reason}" if each.status != "absent" else each.reason
-        yield f"only in {side}: {len(each.pipelines):,} ({why})", _with_rest(keys, len(each.pipelines))
+        title = f"only in {getattr(found, each.side).side.name}" if each.side else "on neither side"
+        why = each.reason if each.status == "absent" else f"{each.status}: {each.reason}"
+        yield f"{title}: {len(each.pipelines):,} ({why})", _with_rest(keys, len(each.pipelines))
     if found.unlike:
         yield f"pipelines with another number of executables: {found.unlike:,}", []
 

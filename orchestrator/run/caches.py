@@ -382,7 +382,7 @@ class RunCaches:
         """
         started = time.perf_counter_ns()
         if self.mode is CacheMode.NONE:
-            self.primary = NO_SOURCE
+            self.primary = self.primary or NO_SOURCE  # or one that asks for statistics
         elif self.primary is None:
             self.primary = self._own_primary = self._create_primary(primary_data)
         elif isinstance(self.primary, PipelineCache) and self.primary.device is not self.device:

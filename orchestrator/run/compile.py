@@ -39,6 +39,7 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.opening import open_device
 from orchestrator.devices.request import (
+    EXECUTABLE_INFO,
     PIPELINE_BINARIES,
     SHADER_MODULE_IDENTIFIERS,
     DeviceRequest,
@@ -86,6 +87,7 @@ from orchestrator.run.records import (
     Versions,
     problem_outcomes,
 )
+from orchestrator.run.statistics import StatisticsSource
 from orchestrator.run.steering import Settlement, Steering
 from orchestrator.run.vetting import vet
 from orchestrator.sets.image.built import BuiltImage
@@ -151,6 +153,7 @@ class _GroupRun:
     prepared: PreparedPipelines
     identified: IdentifiedModules | None
     cache: GroupCache
+    statistics: StatisticsSource | None  # what pipelines are created from instead, where that is asked for
     costs: RecordedCosts = field(init=False)
     schedule: CompileSchedule = field(init=False)
     report: RunReport | None = field(default=None, init=False)
@@ -331,7 +334,7 @@ class CompileJob:
                 self._refuse_group(_group(waiting), error)
                 return
             image = await self._take_group(opened, beside)
-            run = await trio.to_thread.run_sync(self._prepare, opened.device, image)
+            run = await trio.to_thread.run_sync(self._prepare, opened, image)
             if (problem := run.cache.problem) is not None and self.options.save_needed:
                 raise problem
             self.on_stage(
@@ -405,7 +408,8 @@ class CompileJob:
         rows = [index for index in range(len(image)) if job_of(image, index) in out]
         return await self._timed("prepare", lambda: rest_of(built, rows))
 
-    def _prepare(self, device: Device, image: CreateInfoImage) -> _GroupRun:
+    def _prepare(self, opened: OpenedGroup, image: CreateInfoImage) -> _GroupRun:
+        device, journal = opened.device, self.options.statistics_journal
         identified: IdentifiedModules | None = None
         if self.identification is not None:
             with self._during_step("identifiers"):
@@ -414,7 +418,8 @@ class CompileJob:
         with self._during_step("prepare"):
             prepared = device.prepare(identified or image, modules_on_demand=on_demand)
         with self._during_step("cache_load"):
-            return _GroupRun(device, prepared, identified, self.cache.open(device, image.keys))
+            statistics = StatisticsSource.of(device, opened.group.request, Path(journal)) if journal else None
+            return _GroupRun(device, prepared, identified, self.cache.open(device, image.keys), statistics)
 
     async def _run_pipelines(self, run: _GroupRun, beside: trio.Nursery) -> None:
         cache, decision, clock = run.cache, self.cache.decision, self.clock
@@ -458,7 +463,7 @@ class CompileJob:
             run.device,
             run.prepared,
             run_options,
-            primary=cache.primary,
+            primary=run.statistics or cache.primary,
             scheduler=schedule.scheduler(),
             stop=self.steering,
             on_merged=cache.on_merged(merge),
@@ -473,6 +478,8 @@ class CompileJob:
             try:
                 if run is not None:
                     self.clock.enter("save")
+                    if run.statistics is not None:
+                        run.statistics.destroy()
                     await trio.to_thread.run_sync(self._keep, run)
                     self._tell_saved(run.cache)
                     if run.report is not None and self.options.inspect_executables and not self._stopped:
@@ -692,6 +699,8 @@ def chosen_opener(
     chosen = opener or default_opener
     if options.mode is CacheMode.BINARIES:
         chosen = with_features(chosen, frozenset({PIPELINE_BINARIES}))
+    if options.statistics_journal:
+        chosen = with_features(chosen, frozenset({EXECUTABLE_INFO, PIPELINE_BINARIES}))
     if not (options.identifiers or source.provider is not None):
         return chosen, None
     return with_features(chosen, SHADER_MODULE_IDENTIFIERS), Identification(source.provider, directory)

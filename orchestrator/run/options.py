@@ -388,6 +388,8 @@ class CompileOptions:
         pipeline_keys: Whether the driver is asked for pipeline keys.
         inspect_executables: After the run create every pipeline once more, without a cache, and ask the
             driver about its code: `CompileReport.inspected`. Costs a cold compile, outside of all timings.
+        statistics_journal: Path of a journal. Every pipeline is created once, with the statistics of its code
+            captured, which the journal gets (`run.statistics`); only in mode none.
         subset: Which of the set's pipelines; the report counts these alone.
         only_these: Keep a cache of this set alone: where its file holds pipelines that the set does not have,
             or nobody knows, begin with an empty cache, and replace the file once all was compiled. For packs
@@ -421,6 +423,7 @@ class CompileOptions:
     trial_limits: TrialLimits = field(factory=TrialLimits, validator=validators.instance_of(TrialLimits))
     pipeline_keys: PipelineKeyUse = field(default=PipelineKeyUse.AUTO, converter=PipelineKeyUse)
     inspect_executables: bool = _switch(False)
+    statistics_journal: str = ""
     subset: Subset = field(default=WHOLE, validator=validators.instance_of(Subset))
     batch_limit: int | None = _number(None, 1)
     retry_quarantined: bool = _switch(False)
@@ -436,6 +439,8 @@ class CompileOptions:
             self.selector.encode()
         except UnicodeEncodeError:
             raise NoDeviceError(f"no device answers to {self.selector!r}: it is not UTF-8") from None
+        if self.statistics_journal and self.mode is not CacheMode.NONE:
+            raise ValueError("statistics change the keys of a cache, so a journal of them needs mode none")
 
     @property
     def opens_ahead(self) -> bool:

@@ -55,6 +55,7 @@ from orchestrator.run.records import (
     status_code,
     timing_of,
 )
+from orchestrator.run.statistics import StatisticsSource
 from orchestrator.schedule.jobs import Int32s
 from orchestrator.schedule.scheduler import Assignment, Done, Scheduler, Wait
 
@@ -468,7 +469,7 @@ def checked_run(
     expect(primary, (PipelineSource, bytes, type(None)), "a cache, or its data as bytes, or None")
     check_skipped(options.skipped, len(prepared.image))
     mode = options.mode
-    if mode is CacheMode.NONE and primary not in (None, b""):
+    if mode is CacheMode.NONE and not (primary in (None, b"") or isinstance(primary, StatisticsSource)):
         raise ValueError("mode none uses no cache, so there is nothing to do with a primary")
     if mode is CacheMode.BINARIES and isinstance(primary, bytes) and primary:
         raise ValueError("mode binaries begins with no data of a pipeline cache")

@@ -1,0 +1,118 @@
+"""Both sides, compiled here: the statistics of each set in one pass, then times in rounds A B B A.
+
+Guarantees: each side is a process tree of its own, with its variables from its start; this process loads no
+driver. A pipeline that ends a side's process is lost on that side alone. What a side has told is in a journal
+of the work folder, so that the same command goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+from attrs import frozen
+
+from orchestrator.children.parent import Child, Ended
+from orchestrator.children.protocol import SentError
+from orchestrator.errors import DeviceError
+from orchestrator.regress.results import Results, Side, read_results
+from orchestrator.regress.service import Done, Measure, Prove, SideAnswer, TakeTime
+from orchestrator.regress.sides import Proof, SideDriver, require_different
+from orchestrator.regress.times import Floats, TimeChange, time_change
+
+_T = TypeVar("_T", Proof, Done)
+
+
+@frozen
+class LiveComparison:
+    """What is compared, and where."""
+
+    sets: tuple[str, ...]  # each is an application
+    sides: tuple[SideDriver, SideDriver]
+    work: Path
+    workers: int | None
+    tell: Callable[[str], None]  # of each stage that begins
+
+    def compiled(self, selector: str) -> tuple[Results, Results]:
+        """The results of both sides on a device.
+
+        Raises:
+            SideError: There is no driver where a side says, or both are the same.
+            NoDeviceError: Nothing answers to the selector on a side.
+            DeviceError: A driver ended the process that opened it, or does not compile.
+        """
+        proofs = [self._ask(each, Prove(selector), Proof) for each in self.sides]
+        note = require_different(self.sides, (proofs[0], proofs[1]))
+        first, second = (
+            self._measured(side, proof, selector, note)
+            for side, proof in zip(self.sides, proofs, strict=True)
+        )
+        return first, second
+
+    def _measured(self, side: SideDriver, proof: Proof, selector: str, note: str) -> Results:
+        told = Side(
+            name=side.name,
+            driver=proof.driver,
+            device=proof.device,
+            driver_info=proof.driver_info,
+            library=proof.library,
+            build_id=proof.build_id,
+            notes=tuple(filter(None, [_variables_text(side.variables), note])),
+        )
+        self.tell(f"compiling with {side.name} on {selector or 'the first device'}")
+        which = proof.build_id, proof.library, sorted(side.variables.items()), selector
+        result = self.work / f"{self._hash_of(side.name, *which)}.npz"
+        journals = {each: str(self.work / f"{self._hash_of(each, *which)}.journal") for each in self.sets}
+        self._ask(side, Measure(journals, selector, self.workers, told, str(result)), Done)
+        return read_results(result)
+
+    def _hash_of(self, *facts: object) -> str:
+        return blake2b(msgspec.json.encode(facts), digest_size=8).hexdigest()
+
+    def timed(self, selector: str, rounds: int) -> TimeChange:
+        """How compile times differ on a device; pipelines that all samples compiled count."""
+        samples: list[list[dict[tuple[str, int], tuple[float, float]]]] = [[], []]
+        busy, names = 0.0, [Path(each).stem for each in self.sets]
+        request = TakeTime(self.sets, selector, self.workers, str(self.work / "times.npy"))
+        for number in range(rounds):
+            for at in (0, 1, 1, 0):
+                self.tell(f"times, round {number + 1} of {rounds}: {self.sides[at].name}")
+                done = self._ask(self.sides[at], request, Done)
+                places, keys, driver_ns, cpu_ns = np.load(request.result, allow_pickle=False)
+                columns = places.tolist(), keys.view(np.uint64).tolist(), driver_ns.tolist(), cpu_ns.tolist()
+                taken = {
+                    (names[place], key): (one, other) for place, key, one, other in zip(*columns, strict=True)
+                }
+                busy = max(busy, done.busy)
+                samples[at].append(taken)
+        common = sorted(set.intersection(*(set(each) for side in samples for each in side)))
+
+        def column(place: int) -> tuple[Floats, Floats]:
+            before, after = (
+                np.array([[each[key][place] for key in common] for each in side], np.float64)
+                for side in samples
+            )
+            return before, after
+
+        return time_change(common, column(0), column(1), busy)
+
+    def _ask(self, side: SideDriver, request: msgspec.Struct, kind: type[_T]) -> _T:
+        environment = side.environment(self.work)
+        with Child[SideAnswer]("regress", SideAnswer, environment=environment) as child:
+            answer = child.ask(request)
+        if isinstance(answer, SentError):
+            error = answer.error()
+            error.add_note(f"side {side.name}")
+            raise error
+        if isinstance(answer, Ended):
+            raise DeviceError(f"{side.name}: its process ended with {answer.how_with_output}")
+        assert isinstance(answer, kind)  # noqa: S101 - what it was asked for
+        return answer
+
+
+def _variables_text(variables: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in variables.items())

@@ -1,0 +1,117 @@
+"""Two drivers, compiled by `regress`: the null case, planted truths, another Mesa, crashes on one side."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from orchestrator.devices.selectors import environment_of
+from orchestrator.devices.vulkan.manifests import driver_library
+from orchestrator.regress.comparison import compare_results
+from orchestrator.regress.results import read_results
+from tests.cli.conftest import Call
+from tests.drivers import CORPORA, missing
+from tests.regress.support import computed, recomputed
+
+DEVICE = "radv:navi21"
+pytestmark = pytest.mark.driver
+Regress = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def regress(call: Call) -> Regress:
+    """Run the verb; gives the one comparison of its document."""
+
+    def run(*arguments: object, code: int = 0) -> dict[str, Any]:
+        done = call("regress", *map(str, arguments), "-d", DEVICE, "--json")
+        assert done.code == code, done.err
+        document: dict[str, Any] = msgspec.json.decode(done.out)
+        found: dict[str, Any] = document["comparisons"][0] if "comparisons" in document else document["error"]
+        return found
+
+    return run
+
+
+def corpus(name: str) -> Path:
+    """A captured set."""
+    return next(each for each in CORPORA if each.name == name).path
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    """The installed RADV."""
+    found = driver_library(environment_of(DEVICE, base={}))
+    return found or missing("RADV")
+
+
+@pytest.fixture(scope="module")
+def other_mesa(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another build of Mesa, unpacked from its package and not installed."""
+    folder = tmp_path_factory.mktemp("mesa")
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        pytest.skip("corpora are absent: no apt to get another build of Mesa with")
+    listed = subprocess.run(
+        ["apt-cache", "madison", "mesa-vulkan-drivers"], capture_output=True, text=True, check=False
+    )
+    versions = [line.split("|")[1].strip() for line in listed.stdout.splitlines()]
+    get = ["apt-get", "download", f"mesa-vulkan-drivers={versions[-1] if versions else ''}"]
+    if len(versions) < 2 or subprocess.run(get, cwd=folder, capture_output=True, check=False).returncode:
+        pytest.skip("corpora are absent: apt has no other build of mesa-vulkan-drivers here")
+    (package,) = folder.glob("*.deb")
+    subprocess.run(["dpkg-deb", "-x", package, folder / "root"], check=True)
+    return folder / "root"
+
+
+def test_two_copies_of_one_build_are_identical(regress: Regress, library: Path, tmp_path: Path) -> None:
+    copy = shutil.copy(library, tmp_path / "radv_copy.so")
+    found = regress(
+        corpus("vkcube"), "--before", "one=installed", "--after", f"other={copy}", "--fail-on", "any"
+    )
+    assert found["identical"]
+    assert found["total"]["executables"] == 2
+    assert found["before"]["build_id"] == found["after"]["build_id"]
+    assert (found["before"]["library"], found["after"]["library"]) == (str(library), str(copy))
+
+
+def test_one_file_twice_is_refused(regress: Regress, call: Call, library: Path) -> None:
+    sides = "--before", "one=installed", "--after", f"other={library}"
+    assert "are the same: both loaded" in regress(corpus("vkcube"), *sides, code=2)["message"]
+    assert call("regress", corpus("vkcube"), *sides, "-d", DEVICE, "--bisect").code == 125
+
+
+def test_what_is_planted_is_found(regress: Regress) -> None:
+    plain, worse = "plain=installed", "worse=+ACO_DEBUG=noopt"
+    rule = "--fail-on", "Instrs>+10%"
+    found = regress(corpus("vkcube"), "--before", plain, "--after", worse, *rule, code=1)
+    change = next(each for each in found["total"]["changes"] if each["statistic"]["short"] == "Instrs")
+    assert (change["better"], change["worse"]) == (0, found["total"]["executables"])
+
+
+def test_another_wave_size_is_found(regress: Regress) -> None:
+    sides = "--before", "plain=installed", "--after", "small=+RADV_PERFTEST=pswave32"
+    found = regress(corpus("vkcube"), *sides)
+    assert found["wave_size_changed"] == 1  # the fragment shader
+
+
+def test_another_build_of_mesa_on_captured_sets(regress: Regress, other_mesa: Path, tmp_path: Path) -> None:
+    sides = "--before", "new=installed", "--after", f"old={other_mesa}"
+    sets = [each.path for each in CORPORA if not (each.crashes or each.slow)]
+    found = regress(*sets, *sides, "-o", tmp_path, code=1)
+    assert found["before"]["build_id"] != found["after"]["build_id"]
+    assert found["after"]["library"].startswith(str(other_mesa))
+    crashed = [each for each in found["only_one"] if each["status"] == "crashed"]
+    assert {each["side"] for each in crashed} == {"before"}
+    assert {each["rule"]: each["broken"] for each in found["rules"]}["crash"]
+    results = [read_results(tmp_path / f"{side}.npz") for side in ("before", "after")]
+    again = compare_results(*results)
+    assert computed(again) == recomputed(*results)
+    untold = [each for each in found["only_one"] if each["status"] == "untold"]
+    # Of ray-tracing pipelines, Mesa 22.3 tells nothing.
+    assert {name for each in untold for name, _ in each["pipelines"]} <= {"sascha_rt"}
+    assert len(again.by_application) >= len(sets) - 1
