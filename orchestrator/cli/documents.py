@@ -265,6 +265,15 @@ class ExportDocument(Document, frozen=True, kw_only=True):
     written_bytes: int  # Bytes of the driver's data that were written; 0 if something is wrong.
 
 
+class ExtractDocument(Document, frozen=True, kw_only=True):
+    """`extract --json`."""
+
+    output: str  # The archive.
+    bytes: int  # Its size.
+    records: int
+    pipelines: int  # With libraries and base pipelines.
+
+
 class PackedName(Record, frozen=True, kw_only=True):
     """A described pipeline."""
 
