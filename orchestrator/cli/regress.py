@@ -37,8 +37,8 @@ class RegressArguments:
         fail_on: What causes exit code 1: `crash`, `refused`, `any`, `never`, or a rule such as `spills>0`,
             `CodeSize>+1%`, `MaxWaves<-1%`, `time>+5%`. May be given several times.
         bisect: Exit with 125 if a side cannot be judged, for `git bisect run`.
-        out: Write report.md, rows.csv, junit.xml and the results of both sides into this directory. With it
-            the same command continues where it was stopped.
+        out: Write report.md, report.html, rows.csv, junit.xml and the results of both sides into this
+            directory. With it the same command continues where it was stopped.
     """
 
     before: Annotated[str, _NOTHING] = ""

@@ -12,6 +12,7 @@ from orchestrator.cli.output import Output, display, styled, table
 from orchestrator.cli.values import write_beside
 from orchestrator.regress import reports
 from orchestrator.regress.comparison import SideComparison
+from orchestrator.regress.page import html_page
 from orchestrator.regress.rules import FailRule, RuleVerdict, judge
 from orchestrator.regress.times import TimeChange
 
@@ -105,6 +106,7 @@ def write_all(out: Path, judged: Sequence[Judged]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         files = {
             "report.md": reports.markdown(each.found, each.verdicts, each.time),
+            "report.html": html_page(each.found, each.verdicts, ", ".join(each.devices), each.time),
             "rows.csv": reports.rows_csv(each.found),
             "junit.xml": reports.junit(each.name, each.verdicts),
         }

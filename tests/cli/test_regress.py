@@ -69,13 +69,21 @@ def test_a_rule_that_is_none_is_refused(call: Call, sides: tuple[Path, Path]) ->
     assert "is no rule" in done.err
 
 
-def test_reports_are_written(call: Call, sides: tuple[Path, Path], tmp_path: Path) -> None:
+def test_reports_are_written(call: Call, tmp_path: Path) -> None:
     out = tmp_path / "out"
+    hostile = ("<img src=x onerror=alert(1)>", 1, "<b>", {"Code size": 4})
+    sides = (
+        write_csv(tmp_path / "main.csv", [hostile, *random_rows(0, 0.0)]),
+        write_csv(tmp_path / "branch.csv", [hostile, *random_rows(1, 0.2)]),
+    )
     done = call("regress", *sides, "-o", out, "--fail-on", "any", "--fail-on", "crash")
     assert done.code == 1
     page = (out / "report.md").read_text()
     assert "affected shaders:" in page
     assert "| application |" in page
+    shown = (out / "report.html").read_text()
+    assert "<img src" not in shown
+    assert "<td>&lt;img src=x onerror=alert(1)&gt;</td>" in shown
     suite = ElementTree.parse(out / "junit.xml").getroot()
     assert (suite.attrib["tests"], suite.attrib["failures"]) == ("2", "1")
     with (out / "rows.csv").open(newline="") as stream:
