@@ -18,7 +18,8 @@ from orchestrator.regress.times import TimeChange
 
 _MOST = 10
 _COLUMNS = 8
-"""So many statistics have a column in the table of applications; --verbose shows all."""
+"""At most so many statistics have a column in the table of applications; --verbose shows all."""
+_OTHERS_WIDTH, _CELL_WIDTH = 38, 10
 
 
 @frozen(eq=False)
@@ -89,7 +90,8 @@ def _show(output: Output, judged: Judged) -> None:
 def _show_applications(output: Output, found: SideComparison) -> None:
     if len(found.by_application) < 2 or not found.total.changes:
         return
-    columns = [each.statistic for each in found.total.changes][: output.most(_COLUMNS)]
+    fitting = max(1, min(_COLUMNS, (output.out.width - _OTHERS_WIDTH) // _CELL_WIDTH))
+    columns = [each.statistic for each in found.total.changes][: output.most(fitting)]
     shorts = [each.short for each in columns]
     made = table("application", "shaders", "affected", *shorts, numbers=range(1, len(shorts) + 3))
     for name, each in found.by_application.items():
