@@ -36,7 +36,8 @@ class Cluster:
     def start(self) -> None:
         """Start the scheduler."""
         file = self.folder / "scheduler.json"
-        options = ("--port", "0", "--no-dashboard", "--scheduler-file", str(file), *self.scheduler_options)
+        options: tuple[str, ...] = ("--port", "0", "--no-dashboard", "--dashboard-address", "127.0.0.1:0")
+        options += ("--scheduler-file", str(file), *self.scheduler_options)
         self.scheduler = self._started("scheduler", ["-m", "dask", "scheduler", *options], {})
         until(file.exists)
         until(lambda: "address" in file.read_text())
