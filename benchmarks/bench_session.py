@@ -37,11 +37,11 @@ import trio
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, opened, set_parser_of, where
 from orchestrator.devices.device import Device, PreparedPipelines
-from orchestrator.run.execution import run_pipelines
+from orchestrator.run.execution import run_pipelines, scheduler_of
 from orchestrator.run.options import RunOptions, available_workers
 from orchestrator.run.records import RunReport
 from orchestrator.run.session import open_session
-from orchestrator.schedule.options import Priority
+from orchestrator.schedule.options import Priority, ScheduleOptions
 
 BUDGET_S = 0.004
 FRAME_S = 1 / 60
@@ -81,9 +81,11 @@ async def frames(device: Device, prepared: PreparedPipelines, job: Job) -> Figur
             np.int64
         )
     gc.collect()
+    options = ScheduleOptions(streaming=True)
+    scheduler = scheduler_of(prepared.image, job["workers"], options, recorded_ns=costs)
     begins: list[int] = []
     async with open_session(
-        device, prepared, RunOptions(workers=job["workers"], time_limit_s=0), costs_ns=costs
+        device, prepared, RunOptions(workers=job["workers"], time_limit_s=0), scheduler=scheduler
     ) as session:
         await session.submit(range(len(prepared.image)))
         done = False

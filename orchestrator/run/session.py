@@ -146,10 +146,11 @@ class PipelineSession:
         asked, priority = self._chosen(pipelines), checked_priority(priority)
         self._check_loop()
         for first in range(0, max(1, len(asked)), _AT_ONCE):
+            # Whoever waits for what was cancelled sees that before it is queued again.
+            await trio.lowlevel.checkpoint()
             self._check_open()
             with self.exchange.steering() as schedule:
                 self._enter(schedule, asked[first : first + _AT_ONCE], priority)
-            await trio.lowlevel.checkpoint()
 
     def begin_require(self, pipeline: int) -> Callable[[], Awaitable[PipelineOutcome]]:
         """Queue a pipeline before all others; returns what waits for it, which must be called.
@@ -522,8 +523,7 @@ async def open_session(
     options: RunOptions = RUN_DEFAULTS,
     *,
     primary: PipelineSource | bytes | None = None,
-    costs_ns: npt.NDArray[np.int64] | None = None,
-    pipeline_keys: Sequence[bytes | None] | None = None,
+    scheduler: Scheduler | None = None,
     on_merged: MergedHook | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> AsyncIterator[PipelineSession]:
@@ -535,25 +535,23 @@ async def open_session(
         options: Options of the run. With a time limit of 0 no batch begins; see
             `PipelineSession.limit_time`.
         primary: The primary cache, which stays the caller's, or initial data for one that the session makes.
-        costs_ns: Recorded cost of each pipeline, shape (n,), nanoseconds, 0 where there is none.
-        pipeline_keys: What `Device.pipeline_keys` gave for all pipelines, if it was asked.
+        scheduler: As `scheduler_of` makes it, streaming; None for one that knows the image alone.
         on_merged: Called in a thread after each merge during the session.
         on_progress: Called in the trio thread at the start, at most every 100 ms, and at the end.
 
     Raises:
-        ValueError: As from `run_pipelines`, or the number of costs is not that of the pipelines.
+        ValueError: As from `run_pipelines`.
         DriverError: A cache could not be created.
         DeviceLostError: The device was lost, and neither `finish` nor `close` raised it.
         ExternalSynchronizationError: The caller used one of the caches during the session.
     """
     workers = checked_run(device, prepared, options, primary)
-    schedule = options.schedule or ScheduleOptions(pin_followers=options.mode not in NO_WORKER_CACHES)
-    jobs = JobGraph.of_image(
-        prepared.image, recorded_ns=costs_ns, speculative=lacking_code(prepared), pipeline_keys=pipeline_keys
-    )
-    scheduler = Scheduler(jobs, workers, evolve(schedule, streaming=True))
+    if scheduler is None:
+        schedule = options.schedule or ScheduleOptions(pin_followers=options.mode not in NO_WORKER_CACHES)
+        jobs = JobGraph.of_image(prepared.image, speculative=lacking_code(prepared))
+        scheduler = Scheduler(jobs, workers, evolve(schedule, streaming=True))
     run = Run(device, prepared, options, primary, scheduler, on_merged)
-    session = PipelineSession(run, trusted=costs_ns is not None)
+    session = PipelineSession(run, trusted=scheduler.options.costs_recorded)
     if options.time_limit_s is not None:
         session.limit_time(options.time_limit_s)
 

@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.identified import IdentifiedModules
@@ -37,6 +37,7 @@ from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import DriverError
 from orchestrator.registry import registry
 from orchestrator.run.compile import chosen_opener
+from orchestrator.run.execution import scheduler_of
 from orchestrator.run.first_error import first_error
 from orchestrator.run.keeping import CompileCache, GroupCache, RecordedCosts
 from orchestrator.run.openers import ProfiledOpener, QuarantinedSet
@@ -61,8 +62,10 @@ from orchestrator.run.records import (
     status_code,
 )
 from orchestrator.run.session import DeviceLostError, PipelineSession, open_session
+from orchestrator.run.workers import lacking_code
 from orchestrator.schedule.jobs import Int32s
-from orchestrator.schedule.options import Priority
+from orchestrator.schedule.options import Priority, ScheduleOptions
+from orchestrator.schedule.scheduler import Scheduler
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.opening import AnySet, in_memory, open_paths, paths_of
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -110,6 +113,7 @@ class SessionPart:
     session: PipelineSession
     rows: dict[int, int]  # the number of each pipeline in the session, by key
     urgency: Priority = Priority.BACKGROUND  # of what was submitted since nothing was left
+    taken: list[npt.NDArray[np.uint64]] = field(factory=list, init=False)  # by the host
 
     def chosen(self, keys: Iterable[int] | None) -> Int32s:
         """The numbers of some pipelines, or of all."""
@@ -239,7 +243,7 @@ class SessionParts:
                         keep=self._asked.keep,
                     ),
                     primary=cache.primary,
-                    costs_ns=ready.costs.of(ready.prepared.image),
+                    scheduler=self._scheduler(ready),
                     on_merged=cache.on_merged(merge),
                     on_progress=lambda progress: cache.progress(progress.compiled),
                 ) as session,
@@ -255,6 +259,18 @@ class SessionParts:
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._end_part, chunks, ready, part)
+
+    def _scheduler(self, ready: _Ready) -> Scheduler:
+        prepared, cache = ready.prepared, ready.cache
+        recorded_ns = ready.costs.of(prepared.image)
+        return scheduler_of(
+            prepared.image,
+            self._cache.decision.workers,
+            ScheduleOptions(pin_followers=cache.mode not in NO_WORKER_CACHES, streaming=True),
+            recorded_ns=recorded_ns,
+            held=cache.expected(recorded_ns),  # of hits many fit into a frame
+            speculative=lacking_code(prepared),
+        )
 
     def _opening(self, group: FeatureGroup) -> Generator[OpenedGroup, None, None]:
         device = self._asked.device
@@ -318,6 +334,11 @@ class SessionParts:
                 self._identification.keep(ready.identified)
             if part is not None and report is not None:
                 self._take_report(ready, part, report)
+            if part is not None and isinstance(self._asked.device, str):
+                with self._lock:  # the device ends here, and what was taken of it cannot outlive it
+                    taken, part.taken = part.taken, []
+                for handles in taken:
+                    ready.opened.device.destroy_pipelines(handles)
             ready.prepared.close()
         finally:
             chunks.close()
@@ -553,7 +574,9 @@ class SessionParts:
         found: dict[int, int] = {}
         for part in [*self.parts]:
             rows = part.session.settled() if keys is None else part.chosen(keys)
-            handles = part.session.take(rows)
+            with self._lock:
+                handles = part.session.take(rows)
+                part.taken.append(handles)
             there = handles != 0
             found.update(
                 zip(part.session.table.keys[rows[there]].tolist(), handles[there].tolist(), strict=True)
@@ -575,6 +598,13 @@ def _joined(parts: Sequence[Progress], waiting: int, refused: dict[OutcomeStatus
     sums = {name: sum(getattr(each, name) for each in parts) for name in names}
     rate = sum(each.rate for each in parts)
     etas = [0.0 if each.done == each.total else each.eta_s for each in parts]
+    if (over_ns := sum(each.done_ns for each in parts)) and None in etas:
+        # A part whose turn has not come has no rate: what all took for their cost so far is its rate, too.
+        pace = first.elapsed_s / over_ns
+        etas = [
+            (each.total_ns - each.done_ns) * pace if eta is None else eta
+            for each, eta in zip(parts, etas, strict=True)
+        ]
     if waiting:
         etas.append(waiting / rate if rate else None)
     known = [each for each in etas if each is not None]

@@ -183,7 +183,8 @@ class Session:
     def take(self, pipelines: Pipelines = None) -> dict[int, int]:
         """Take VkPipelines, by key: of those asked for, or all, what is there and was not taken before.
 
-        They belong to the caller, who destroys them before the device.
+        They belong to the caller, who destroys them before the device. With a selector they end with the
+        session's device, when the session ends.
 
         Raises:
             ValueError: There is no such pipeline, or the session keeps none.

@@ -24,6 +24,7 @@ from orchestrator.devices.device import (
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
+from orchestrator.run.execution import scheduler_of
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.session import PipelineSession, open_session
@@ -201,6 +202,18 @@ async def _one(chance: random.Random) -> tuple[int, ...]:
     primary, there = random_primary(chance, device, mode, count)
     keep = chance.random() < 0.3
     shares = not keep and chance.random() < 0.3
+    workers = chance.randint(1, 4)
+    scheduler = scheduler_of(
+        image,
+        workers,
+        ScheduleOptions(
+            followers=Followers.SHARE if shares else Followers.CREATE,
+            pin_followers=chance.random() < 0.5,
+            batch_limit=chance.randint(1, 8),
+            streaming=True,
+        ),
+        pipeline_keys=[b"%d" % (each // 2) for each in range(count)] if shares else None,
+    )
     callers: _Callers | None = None
     session: PipelineSession | None = None
     raised = False
@@ -213,19 +226,14 @@ async def _one(chance: random.Random) -> tuple[int, ...]:
                 device,
                 prepared,
                 RunOptions(
-                    workers=chance.randint(1, 4),
+                    workers=workers,
                     mode=mode,
                     merge=random_merge(chance, mode),
-                    schedule=ScheduleOptions(
-                        followers=Followers.SHARE if shares else Followers.CREATE,
-                        pin_followers=chance.random() < 0.5,
-                        batch_limit=chance.randint(1, 8),
-                    ),
                     time_limit_s=chance.choice([None, None, 0, 0.001]),
                     keep=keep,
                 ),
                 primary=primary,
-                pipeline_keys=[b"%d" % (each // 2) for each in range(count)] if shares else None,
+                scheduler=scheduler,
             ) as session:
                 callers = _Callers(random.Random(seed), session, device, image, alone=tasks == 1)
                 async with trio.open_nursery() as nursery:

@@ -9,6 +9,7 @@ import trio.testing
 
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
+from orchestrator.run.execution import scheduler_of
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, PipelineOutcome
 from orchestrator.run.session import PipelineSession, open_session
@@ -124,9 +125,12 @@ async def test_a_budget_leaves_what_remains_and_the_next_goes_on() -> None:
 
 async def test_the_time_to_go_is_not_known_while_a_session_has_no_time() -> None:
     device = SimulatedDevice()
-    costs_ns = np.full(300, 10**9)
+    prepared = prepared_set(device)
+    scheduler = scheduler_of(
+        prepared.image, 1, ScheduleOptions(streaming=True), recorded_ns=np.full(300, 10**9)
+    )
     async with open_session(
-        device, prepared_set(device), RunOptions(workers=1, time_limit_s=0), costs_ns=costs_ns
+        device, prepared, RunOptions(workers=1, time_limit_s=0), scheduler=scheduler
     ) as session:
         await session.submit(range(10))
         assert session.progress.eta_s is None
@@ -137,8 +141,9 @@ async def test_the_time_to_go_is_not_known_while_a_session_has_no_time() -> None
 async def test_what_follows_from_another_outcome_is_there_when_its_ticket_is_done(fails: bool) -> None:
     device = RefusingDevice({0: -1}) if fails else SimulatedDevice()
     prepared = device.prepare(simulated_image(range(5), modules={index: [index // 4] for index in range(5)}))
-    options = RunOptions(workers=1, schedule=ScheduleOptions(followers=Followers.SHARE))
-    async with open_session(device, prepared, options, pipeline_keys=[b"0"] * 4 + [b"1"]) as session:
+    shares = ScheduleOptions(followers=Followers.SHARE, streaming=True)
+    scheduler = scheduler_of(prepared.image, 1, shares, pipeline_keys=[b"0"] * 4 + [b"1"])
+    async with open_session(device, prepared, RunOptions(workers=1), scheduler=scheduler) as session:
         await session.submit(range(4))
         while len(session.unsettled(range(4))):
             await trio.sleep(0.001)

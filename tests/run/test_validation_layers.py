@@ -435,3 +435,15 @@ for minor, more in itertools.product((1, 2, 3), (
     run = run_layered(runs.layer, SELECTOR, tmp_path, ["-c", source])
     assert run.returncode == 0, run.stderr
     sorted_out(run, runs.layer.version)
+
+
+def test_what_a_host_took_ends_with_the_device_of_the_session(runs: LayeredRuns, tmp_path: Path) -> None:
+    source = f"""
+from orchestrator import session
+with session("sample", {SELECTOR!r}, cache={str(tmp_path / "cache")!r}, workers=1) as loading:
+    loading.submit().result()
+    assert loading.take()
+"""
+    run = run_layered(runs.layer, SELECTOR, tmp_path / "log", ["-c", source])
+    assert run.returncode == 0, run.stderr
+    sorted_out(run, runs.layer.version, SAMPLE)
