@@ -20,11 +20,11 @@ from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import SentError
 from orchestrator.errors import DeviceError
 from orchestrator.regress.results import Results, Side, read_results
-from orchestrator.regress.service import Done, Measure, Prove, SideAnswer, TakeTime
+from orchestrator.regress.service import Measure, Measured, Prove, SideAnswer, TakeTime
 from orchestrator.regress.sides import Proof, SideDriver, require_different
 from orchestrator.regress.times import Floats, TimeChange, time_change
 
-_T = TypeVar("_T", Proof, Done)
+_T = TypeVar("_T", Proof, Measured)
 
 
 @frozen
@@ -67,7 +67,7 @@ class LiveComparison:
         which = proof.build_id, proof.library, sorted(side.variables.items()), selector
         result = self.work / f"{self._hash_of(side.name, *which)}.npz"
         journals = {each: str(self.work / f"{self._hash_of(each, *which)}.journal") for each in self.sets}
-        self._ask(side, Measure(journals, selector, self.workers, told, str(result)), Done)
+        self._ask(side, Measure(journals, selector, self.workers, told, str(result)), Measured)
         return read_results(result)
 
     def _hash_of(self, *facts: object) -> str:
@@ -81,7 +81,7 @@ class LiveComparison:
         for number in range(rounds):
             for at in (0, 1, 1, 0):
                 self.tell(f"times, round {number + 1} of {rounds}: {self.sides[at].name}")
-                done = self._ask(self.sides[at], request, Done)
+                done = self._ask(self.sides[at], request, Measured)
                 places, keys, driver_ns, cpu_ns = np.load(request.result, allow_pickle=False)
                 columns = places.tolist(), keys.view(np.uint64).tolist(), driver_ns.tolist(), cpu_ns.tolist()
                 taken = {

@@ -56,13 +56,13 @@ class TakeTime(msgspec.Struct, frozen=True, tag=True):
     result: str
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class Measured(msgspec.Struct, frozen=True, tag=True):
     """The answer to the two: the file is there."""
 
     busy: float = 0.0  # share of the calls' time in which threads waited for a processor
 
 
-SideAnswer = Proof | Done | SentError
+SideAnswer = Proof | Measured | SentError
 Request = Prove | Measure | TakeTime
 
 
@@ -92,7 +92,7 @@ def _options(selector: str, workers: int | None) -> CompileOptions:
     return CompileOptions(selector=selector, workers=workers, mode="none", plan=False)
 
 
-def _measured(request: Measure) -> Done:
+def _measured(request: Measure) -> Measured:
     builder, lost = ResultBuilder(), list[Lost]()
     for path, journal in request.journals.items():
         options = evolve(_options(request.selector, request.workers), statistics_journal=journal)
@@ -111,7 +111,7 @@ def _measured(request: Measure) -> Done:
             if not each.found.executables
         ]
     builder.done(request.side, lost).save(Path(request.result))
-    return Done()
+    return Measured()
 
 
 def _lost(path: str, report: CompileReport) -> list[Lost]:
@@ -130,7 +130,7 @@ def _lost(path: str, report: CompileReport) -> list[Lost]:
     ]
 
 
-def _timed(request: TakeTime) -> Done:
+def _timed(request: TakeTime) -> Measured:
     options = evolve(_options(request.selector, request.workers), batch_limit=1)
     parts: list[npt.NDArray[np.int64]] = [np.zeros((4, 0), np.int64)]
     delay_ns = wall_ns = 0
@@ -146,4 +146,4 @@ def _timed(request: TakeTime) -> Done:
             delay_ns += int(calls.run_delay_ns.sum())
             wall_ns += int(calls.wall_ns.sum())
     np.save(request.result, np.concatenate(parts, axis=1))
-    return Done(delay_ns / max(1, wall_ns))
+    return Measured(delay_ns / max(1, wall_ns))
