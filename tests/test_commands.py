@@ -46,6 +46,7 @@ CODES = {
     "quarantine clear": {2},
     "compare": {0, 1},
     "doctor --keys": {0, 1},
+    "extract sascha.foz": {2},  # the captured set is not there; tests/cli has extract with sets that are
 }
 """Exit codes of commands that show what is not good, by a part of the command; all others end with 0."""
 
@@ -134,7 +135,7 @@ def test_the_pages_have_commands() -> None:
 @pytest.mark.driver
 @pytest.mark.parametrize(
     "page",
-    [each for each in PAGES if commands(each) and each.stem not in ("precompiling", "cluster")],
+    [each for each in PAGES if commands(each) and each.stem not in ("precompiling", "cluster", "regress")],
     ids=lambda page: page.stem,
 )
 def test_every_command_of_a_page_runs(page: Path, directory: Path) -> None:
