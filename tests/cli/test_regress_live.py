@@ -55,14 +55,14 @@ def other_mesa(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another build of Mesa, unpacked from its package and not installed."""
     folder = tmp_path_factory.mktemp("mesa")
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-        pytest.skip("corpora are absent: no apt to get another build of Mesa with")
+        missing("apt-get and dpkg-deb, for another build of Mesa")
     listed = subprocess.run(
         ["apt-cache", "madison", "mesa-vulkan-drivers"], capture_output=True, text=True, check=False
     )
     versions = [line.split("|")[1].strip() for line in listed.stdout.splitlines()]
     get = ["apt-get", "download", f"mesa-vulkan-drivers={versions[-1] if versions else ''}"]
     if len(versions) < 2 or subprocess.run(get, cwd=folder, capture_output=True, check=False).returncode:
-        pytest.skip("corpora are absent: apt has no other build of mesa-vulkan-drivers here")
+        missing("another build of mesa-vulkan-drivers in the lists of apt")
     (package,) = folder.glob("*.deb")
     subprocess.run(["dpkg-deb", "-x", package, folder / "root"], check=True)
     return folder / "root"
