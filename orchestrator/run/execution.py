@@ -111,9 +111,10 @@ class _SteeredRun:
         """Run to the end."""
 
         def tell() -> None:
-            self._tell_settled(self.session.settled())
-            if on_progress is not None:
-                on_progress(self.session.progress)
+            progress = None if on_progress is None else self.session.progress
+            self._tell_settled(self.session.settled())  # all that the progress counts
+            if on_progress is not None and progress is not None:
+                on_progress(progress)
 
         is_told = on_progress is not None or self.steering.on_settled is not None
         with self.steering.handled_by(self._obey):

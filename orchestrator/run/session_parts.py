@@ -113,7 +113,7 @@ class SessionPart:
     session: PipelineSession
     rows: dict[int, int]  # the number of each pipeline in the session, by key
     urgency: Priority = Priority.BACKGROUND  # of what was submitted since nothing was left
-    taken: list[npt.NDArray[np.uint64]] = field(factory=list, init=False)  # by the host
+    taken: list[npt.NDArray[np.uint64]] = field(factory=list, init=False)  # of the session's own device
 
     def chosen(self, keys: Iterable[int] | None) -> Int32s:
         """The numbers of some pipelines, or of all."""
@@ -334,10 +334,8 @@ class SessionParts:
                 self._identification.keep(ready.identified)
             if part is not None and report is not None:
                 self._take_report(ready, part, report)
-            if part is not None and isinstance(self._asked.device, str):
-                with self._lock:  # the device ends here, and what was taken of it cannot outlive it
-                    taken, part.taken = part.taken, []
-                for handles in taken:
+            with self._lock:  # what was taken cannot outlive the session's own device
+                for handles in () if part is None else part.taken:
                     ready.opened.device.destroy_pipelines(handles)
             ready.prepared.close()
         finally:
@@ -576,8 +574,9 @@ class SessionParts:
             rows = part.session.settled() if keys is None else part.chosen(keys)
             with self._lock:
                 handles = part.session.take(rows)
-                part.taken.append(handles)
-            there = handles != 0
+                there = handles != 0
+                if isinstance(self._asked.device, str) and there.any():
+                    part.taken.append(handles[there])
             found.update(
                 zip(part.session.table.keys[rows[there]].tolist(), handles[there].tolist(), strict=True)
             )

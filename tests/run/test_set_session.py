@@ -204,12 +204,22 @@ def test_commands_take_effect_in_their_order_also_before_it_is_open() -> None:
         assert loading.take() == {}
         opening.set()
         assert gone.result(LIMIT_S) == COUNT
+        assert [each.status for each in ticket.result(LIMIT_S)] == [OutcomeStatus.NOT_RUN] * COUNT
         loading.allow(None)
-        # The ticket may see those that were queued again as cancelled, or as compiled.
-        outcomes = [each.status for each in ticket.result(LIMIT_S)]
-        assert outcomes.count(OutcomeStatus.NOT_RUN) >= COUNT - 2
         assert len(kept.result(LIMIT_S)) == 2
     assert len(order) == 2
+
+
+def test_many_that_the_cache_file_holds_begin_at_once(tmp_path: Path) -> None:
+    def sizes() -> list[int]:
+        slow = simulated_opener(SimulatedOptions(on_compile=lambda _: time.sleep(0.01)))
+        loading = session(applications(), slow, tmp_path, applications=["one"], workers=1)
+        (run,) = loading.finish().result(LIMIT_S).runs
+        found: list[int] = run.calls.sizes.tolist()
+        return found
+
+    assert max(sizes()) <= 2  # each takes longer than a batch should
+    assert max(sizes()) > 2
 
 
 # --- tickets
