@@ -267,9 +267,10 @@ from tests.devices.vulkan.test_adopting import MORE
 from tests.hosts.python_host import PythonHost
 async def session(device, prepared):
     async with open_session(device, prepared, RunOptions(workers=2, keep=True)) as session:
-        ticket = await session.submit(range(len(prepared.image)))
-        await ticket.wait()
-        handles = session.take(ticket)
+        every = range(len(prepared.image))
+        await session.submit(every)
+        await session.wait(every)
+        handles = session.take(every)
     device.destroy_pipelines(handles)
     device.destroy_pipelines(session.report.pipelines.handles)
     return len(session.report.failed)
