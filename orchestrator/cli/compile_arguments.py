@@ -46,7 +46,7 @@ class CompileArguments:
             agrees. For desktop drivers that change pipelineCacheUUID whenever their data changes.
         trace: Write a timeline as Chrome trace events, which ui.perfetto.dev opens.
         pipeline_stats: Write the driver's statistics of each pipeline's code as CSV, with the columns of
-            `fossilize-replay --enable-pipeline-stats`. Creates every pipeline once more, without a cache.
+            `fossilize-replay --enable-pipeline-stats`. The driver then has no cache, and nothing is kept.
         spirv_val: What to do about shader modules that may be invalid. `warn`: run spirv-val and report what
             it refuses. `skip`: also leave out the pipelines of refused modules. `isolate`: as `warn`, but
             first compile every pipeline in a child process, and leave out those that crash or hang the driver

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
 from attrs import evolve, frozen
@@ -146,10 +147,16 @@ def _only_device(arguments: CompileArguments) -> str | None:
 def _check(given: CompileArguments, *, several: bool) -> None:
     alone = given.in_process and not several
     limited = alone and given.spirv_val != "isolate"  # which tries modules in children
+    keeps_nothing = given.mode == "none" or given.pipeline_stats is not None
     one, leave = "name one, without --out", "leave out --in-process"
     rules = (
         (several and given.trace, "--trace is for one device", one),
         (several and given.pipeline_stats, "--pipeline-stats is for one device", one),
+        (
+            given.pipeline_stats and (given.mode not in ("auto", "none") or given.cache_dir),
+            "--pipeline-stats: statistics change the keys of caches, so that nothing is kept",
+            "leave out --cache-dir, and modes but none; compile once more for a cache",
+        ),
         (several and given.driver_log, "--driver-log is for one device", one),
         (several and given.in_process, "--in-process is for one device", one),
         (alone and given.driver_log, "--driver-log is for a child process", leave),
@@ -183,13 +190,13 @@ def _check(given: CompileArguments, *, several: bool) -> None:
             "use --mode per-worker or two-level",
         ),
         (
-            given.only_these and (given.only or given.shard or given.mode in ("binaries", "none")),
+            given.only_these and (given.only or given.shard or keeps_nothing or given.mode == "binaries"),
             "--only-these: it is about the cache file of a whole set",
-            "leave out --only and --shard, and modes binaries and none",
+            "leave out --only, --shard and --pipeline-stats, and modes binaries and none",
         ),
         (
-            given.identifiers and given.mode == "none",
-            "--identifiers: mode none has no cache, so they would find nothing",
+            given.identifiers and keeps_nothing,
+            "--identifiers: mode none and --pipeline-stats have no cache, so they would find nothing",
             "leave one out",
         ),
     )
@@ -198,7 +205,7 @@ def _check(given: CompileArguments, *, several: bool) -> None:
             raise UsageError(message, step)
 
 
-def _options(arguments: CompileArguments, selector: str) -> CompileOptions:
+def _options(arguments: CompileArguments, selector: str, journal: str = "") -> CompileOptions:
     limits = TrialLimits(
         pipeline_s=_timeout_seconds(arguments.timeout),
         memory_bytes=size_bytes(arguments.memory, "--memory", _LEAST_MEMORY) if arguments.memory else 0,
@@ -208,7 +215,8 @@ def _options(arguments: CompileArguments, selector: str) -> CompileOptions:
         selector=selector,
         driver_caches=arguments.driver_caches,
         workers=_worker_count(arguments.workers),
-        mode=None if arguments.mode == "auto" else arguments.mode,
+        mode="none" if journal else None if arguments.mode == "auto" else arguments.mode,
+        statistics_journal=journal,
         cache_file_needed=arguments.out is not None,
         save_needed=True,
         merge={"barrier": BARRIER, "rolling": ROLLING}.get(arguments.merge),
@@ -217,7 +225,6 @@ def _options(arguments: CompileArguments, selector: str) -> CompileOptions:
         binary_memory_bytes=size_bytes(arguments.binaries_memory, "--binaries-memory"),
         spirv_val=arguments.spirv_val,
         pipeline_keys=arguments.pipeline_keys,
-        inspect_executables=arguments.pipeline_stats is not None,
         subset=_subset(arguments.shard, arguments.only or ()),
         retry_quarantined=arguments.retry_quarantined or bool(arguments.only),
         trial_limits=limits,
@@ -258,13 +265,14 @@ def _worker_count(workers: str) -> int | None:
 
 def _compile_one(call: _Call, selector: str, clock: StageClock) -> ExitCode:
     arguments = call.arguments
-    options = _options(arguments, selector)
-    directory = None if arguments.mode == "none" else usable_directory(arguments.cache_dir)
+    keeps_nothing = arguments.mode == "none" or arguments.pipeline_stats is not None
+    directory = None if keeps_nothing else usable_directory(arguments.cache_dir)
     require_writable(arguments.trace, arguments.pipeline_stats, arguments.driver_log, inputs=call.paths)
     log = None if arguments.driver_log is None else arguments.driver_log.open("wb")
     try:
         # Once the server compiles, a signal waits for whoever can end that in order.
-        with signals_held():
+        with _journal(arguments) as journal, signals_held():
+            options = _options(arguments, selector, journal)
             report, view = _one_report(call, options, directory, log, clock)
             with _reporting():
                 view.is_done(selector, report, report.cache_file.error or "")
@@ -273,11 +281,20 @@ def _compile_one(call: _Call, selector: str, clock: StageClock) -> ExitCode:
                     _show_one(call.output, report, clock, allow_damaged=arguments.allow_damaged)
                 finally:
                     # After the report, whose reader may be gone: that they cannot be written costs only them.
-                    _write_extras(report, arguments)
+                    _write_extras(report, arguments, journal)
     finally:
         if log is not None:
             _close_log(log, arguments.driver_log)
     return code
+
+
+@contextmanager
+def _journal(arguments: CompileArguments) -> Iterator[str]:
+    if arguments.pipeline_stats is None:
+        yield ""
+        return
+    with TemporaryDirectory(prefix="orchestrator-statistics-") as folder:
+        yield str(Path(folder) / "journal")
 
 
 def _one_report(
@@ -361,7 +378,7 @@ def _reporting() -> Iterator[None]:
         ) from None
 
 
-def _write_extras(report: CompileReport, arguments: CompileArguments) -> None:
+def _write_extras(report: CompileReport, arguments: CompileArguments, journal: str) -> None:
     if arguments.trace is not None:
         from orchestrator.bench.trace import compile_spans, encode_trace
 
@@ -369,8 +386,9 @@ def _write_extras(report: CompileReport, arguments: CompileArguments) -> None:
         write_beside("--trace", arguments.trace, encode_trace(spans, process=f"compile {report.set.path}"))
     if arguments.pipeline_stats is not None:
         from orchestrator.cli.executable_statistics import statistics_csv
+        from orchestrator.run.statistics import inspected
 
-        text = statistics_csv(report.set.path, report.inspected)
+        text = statistics_csv(report.set.path, inspected(Path(journal)))
         write_beside("--pipeline-stats", arguments.pipeline_stats, text.encode("utf-8", "backslashreplace"))
 
 

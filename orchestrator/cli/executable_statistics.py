@@ -15,17 +15,11 @@ import io
 from collections.abc import Sequence
 
 from orchestrator.devices.image import PipelineKind
-from orchestrator.run.records import InspectedPipeline
+from orchestrator.run.statistics import InspectedPipeline
 
 COLUMNS = (
-    "Database",
-    "Pipeline type",
-    "Pipeline hash",
-    "PSO wall duration (ns)",
-    "PSO duration (ns)",
-    "Stage duration (ns)",
-    "Executable name",
-    "Subgroup size",
+    *("Database", "Pipeline type", "Pipeline hash", "PSO wall duration (ns)", "PSO duration (ns)"),
+    *("Stage duration (ns)", "Executable name", "Subgroup size"),
 )
 
 
@@ -33,47 +27,32 @@ def statistics_csv(database: str, pipelines: Sequence[InspectedPipeline]) -> str
     """The CSV, with a heading; pipelines without executables have no row."""
     from orchestrator.bench.reports import spreadsheet_safe  # loaded where a table is asked for
 
-    names = list(
-        dict.fromkeys(
-            name
-            for each in pipelines
-            for executable in each.found.executables
-            for name, _ in executable.statistics
-        )
-    )
+    rows = [(each, one, dict(one.statistics)) for each in pipelines for one in each.found.executables]
+    names = list(dict.fromkeys(name for *_, values in rows for name in values))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([*COLUMNS, *map(spreadsheet_safe, names)])
-    for each in pipelines:
-        for executable in each.found.executables:
-            values = dict(executable.statistics)
-            writer.writerow(
-                [
-                    spreadsheet_safe(database),
-                    _type_text(each.kind),
-                    f"{each.key:016x}",
-                    each.found.wall_ns,
-                    each.found.driver_ns,
-                    executable.stage_ns,
-                    spreadsheet_safe(executable.name),
-                    executable.subgroup_size,
-                    *(_value_text(name, values[name]) if name in values else "" for name in names),
-                ]
-            )
+    for each, one, values in rows:
+        kind = "GRAPHICS" if each.kind is PipelineKind.GRAPHICS else "COMPUTE"
+        facts = [
+            spreadsheet_safe(database),
+            kind,
+            f"{each.key:016x}",
+            each.found.wall_ns,
+            each.found.driver_ns,
+        ]
+        facts += [one.stage_ns, spreadsheet_safe(one.name), one.subgroup_size]
+        writer.writerow([*facts, *(_value_text(name, values.get(name, "")) for name in names)])
     return text.getvalue()
 
 
-def _type_text(kind: PipelineKind) -> str:
-    return "GRAPHICS" if kind is PipelineKind.GRAPHICS else "COMPUTE"
-
-
-def _value_text(name: str, value: float) -> str:
+def _value_text(name: str, value: float | str) -> str:
     match value:
         case bool():
             return "true" if value else "false"
         case int() if " hash" in name and value >= 0:
             return f"0x{value:016x}"
-        case int():
-            return str(value)
-        case _:
+        case float():
             return f"{value:f}"
+        case _:
+            return str(value)

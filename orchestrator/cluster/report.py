@@ -79,7 +79,6 @@ def joined_report(
         out_of_time=any(each.out_of_time for each in reports),
         notes=tuple(dict.fromkeys((*notes, *(note for each in reports for note in each.notes)))),
         versions=first.versions,
-        inspected=tuple(found for each in reports for found in each.inspected),
         supervision=reduce(operator.add, supervisions) if supervisions else None,
         clock=reduce(operator.add, (each.clock for each in reports), ProcessClock()),
     )

@@ -25,7 +25,8 @@ from attrs import define, field, frozen
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.regress.directions import is_hash
-from orchestrator.run.records import InspectedPipeline, Record
+from orchestrator.run.records import Record
+from orchestrator.run.statistics import InspectedPipeline
 from orchestrator.stores.files.atomic_file import write_document
 
 _DATABASE, _TYPE, _KEY, _NAME = "Database", "Pipeline type", "Pipeline hash", "Executable name"
@@ -358,7 +359,7 @@ def _hashes(texts: Sequence[str], base: int = 0) -> npt.NDArray[np.uint64]:
 
 
 def add_inspected(builder: ResultBuilder, application: str, pipelines: Sequence[InspectedPipeline]) -> None:
-    """Add the pipelines of a compile with statistics to results."""
+    """Add the pipelines of a run with statistics to results."""
     rows = [(each, one) for each in pipelines for one in each.found.executables]
     names = list(dict.fromkeys(chain.from_iterable((name for name, _ in one.statistics) for _, one in rows)))
     values = [dict(one.statistics) for _, one in rows]
@@ -378,7 +379,7 @@ def add_inspected(builder: ResultBuilder, application: str, pipelines: Sequence[
             "kind": [each.kind.value for each, _ in rows],
             "name": [one.name for _, one in rows],
         },
-        np.fromiter((int(each.key) for each, _ in rows), np.uint64, len(rows)),
+        np.fromiter((each.key for each, _ in rows), np.uint64, len(rows)),
         {
             "wall_ns": numbers(each.found.wall_ns for each, _ in rows),
             "driver_ns": numbers(each.found.driver_ns for each, _ in rows),

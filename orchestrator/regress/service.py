@@ -23,8 +23,8 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.regress.results import Lost, ResultBuilder, Side, add_inspected
 from orchestrator.regress.sides import Proof, proof_of
 from orchestrator.run.options import CompileOptions
-from orchestrator.run.records import CompileReport, Hash, InspectedPipeline, OutcomeStatus
-from orchestrator.run.statistics import read_journal
+from orchestrator.run.records import CompileReport, OutcomeStatus
+from orchestrator.run.statistics import inspected
 from orchestrator.supervise.compiling import compile as compile_set
 
 
@@ -99,15 +99,13 @@ def _measured(request: Measure) -> Measured:
         gone = _lost(path, compile_set(path, options.selector, options=options))
         lost += gone
         keys = {each.key for each in gone}
-        # A pipeline that several applications of a set used counts once.
-        found = {each.key: each for each in read_journal(Path(journal)) if each.key not in keys}
-        told = [InspectedPipeline(Hash(each.key), each.kind, each.found) for each in found.values()]
-        add_inspected(builder, path, told)
+        found = [each for each in inspected(Path(journal)) if each.key not in keys]
+        add_inspected(builder, path, found)
         lost += [
             Lost(
                 path, each.key, each.kind.value, "untold", "created, but the driver tells nothing of its code"
             )
-            for each in found.values()
+            for each in found
             if not each.found.executables
         ]
     builder.done(request.side, lost).save(Path(request.result))

@@ -31,7 +31,6 @@ from outcome import Outcome, capture
 
 from orchestrator.devices.device import (
     Device,
-    PipelineExecutables,
     PreparedPipelines,
 )
 from orchestrator.devices.identified import IdentifiedModules
@@ -45,7 +44,7 @@ from orchestrator.devices.request import (
     DeviceRequest,
     Feature,
 )
-from orchestrator.errors import DeviceError, DriverError, expect
+from orchestrator.errors import DriverError, expect
 from orchestrator.process import StageClock
 from orchestrator.registry import registry
 from orchestrator.run.compile_schedule import CompileSchedule, recompiled_note
@@ -71,7 +70,6 @@ from orchestrator.run.records import (
     DeviceRecord,
     GroupRecord,
     Hash,
-    InspectedPipeline,
     OutcomeStatus,
     OutcomeTable,
     ProcessClock,
@@ -197,7 +195,6 @@ class CompileJob:
     _cancelled: int = 0
     _savings: Savings = field(factory=Savings)
     _stages: list[Stage] = field(factory=list)
-    _inspected: list[InspectedPipeline] = field(factory=list)
     _notes: list[str] = field(factory=list)
     _begun: trio.Event = field(factory=trio.Event)
 
@@ -362,8 +359,6 @@ class CompileJob:
         group, built, device = opened.group, opened.built, opened.device  # without what was split off
         self._device = device
         await self._take_decoded(opened, beside)
-        if self.options.inspect_executables and not device.inspects:  # before anything is compiled
-            raise DeviceError(f"{device.identity.device_name} tells nothing about the code of pipelines")
         directory, count = self.cache.directory, len(built.image)
         path = None if directory is None else self.cache.path_of(directory, device)
         self._groups.append((group, GroupRecord.of(group, count, path)))
@@ -474,7 +469,7 @@ class CompileJob:
         clock.move(time.perf_counter_ns() - began_ns - before_ns, "merge")
 
     async def _close_group(self, opening: _Opening, run: _GroupRun | None) -> None:
-        with trio.CancelScope(shield=True) as shield:
+        with trio.CancelScope(shield=True):
             try:
                 if run is not None:
                     self.clock.enter("save")
@@ -482,11 +477,6 @@ class CompileJob:
                         run.statistics.destroy()
                     await trio.to_thread.run_sync(self._keep, run)
                     self._tell_saved(run.cache)
-                    if run.report is not None and self.options.inspect_executables and not self._stopped:
-                        self.clock.enter("inspect")
-                        self.on_stage("inspecting the code of the pipelines")
-                        shield.shield = False
-                        await self._inspect(run, run.report)
             finally:
                 self.clock.enter("close")
                 await opening.close()
@@ -503,33 +493,6 @@ class CompileJob:
         if report is not None:
             self._notes += run.learn(report, continues=self.steering.started_ns > 0)
             self._savings += run.schedule.savings(report)
-
-    async def _inspect(self, run: _GroupRun, report: RunReport) -> None:
-        prepared = run.prepared
-        chosen = np.isin(report.pipelines.status, CREATED_CODES)
-        if prepared.identified is not None and not prepared.identified.provider.trusted:
-            lacking = int(np.count_nonzero(chosen & prepared.identified.lacking))
-            chosen &= ~prepared.identified.lacking
-            if lacking:
-                self._notes.append(f"{lacking} pipelines were created without their code, and not inspected")
-        waiting: deque[int] = deque(np.flatnonzero(chosen).tolist())
-        found: dict[int, PipelineExecutables] = {}
-        limiter = trio.CapacityLimiter(self.cache.decision.workers)
-
-        async def work() -> None:
-            while waiting and not self._stopped:
-                index = waiting.popleft()
-                found[index] = await trio.to_thread.run_sync(
-                    run.device.pipeline_executables, prepared, index, limiter=limiter
-                )
-
-        with first_error():
-            async with trio.open_nursery() as nursery:
-                for _ in range(self.cache.decision.workers):
-                    nursery.start_soon(work)
-        for index, executables in sorted(found.items()):
-            row = report.pipelines.row(index)
-            self._inspected.append(InspectedPipeline(row.key, row.kind, executables))
 
     # --- what is told
 
@@ -608,7 +571,6 @@ class CompileJob:
             notes=self._all_notes(),
             versions=Versions(platform.python_version(), VERSION, registry().version),
             stages=tuple(self._stages),
-            inspected=tuple(self._inspected),
             clock=ProcessClock.of(self.clock),
             saved=self._savings,
             out_of_time=stopped and self.options.time_limit_s is not None and not (self._stopped or is_lost),

@@ -386,8 +386,6 @@ class CompileOptions:
         trial_limits: What a child process may take; with an `opener` of one's own, also how a child opens the
             device.
         pipeline_keys: Whether the driver is asked for pipeline keys.
-        inspect_executables: After the run create every pipeline once more, without a cache, and ask the
-            driver about its code: `CompileReport.inspected`. Costs a cold compile, outside of all timings.
         statistics_journal: Path of a journal. Every pipeline is created once, with the statistics of its code
             captured, which the journal gets (`run.statistics`); only in mode none.
         subset: Which of the set's pipelines; the report counts these alone.
@@ -422,7 +420,6 @@ class CompileOptions:
     spirv_val: ModulePolicy = field(default=ModulePolicy.OFF, converter=ModulePolicy)
     trial_limits: TrialLimits = field(factory=TrialLimits, validator=validators.instance_of(TrialLimits))
     pipeline_keys: PipelineKeyUse = field(default=PipelineKeyUse.AUTO, converter=PipelineKeyUse)
-    inspect_executables: bool = _switch(False)
     statistics_journal: str = ""
     subset: Subset = field(default=WHOLE, validator=validators.instance_of(Subset))
     batch_limit: int | None = _number(None, 1)

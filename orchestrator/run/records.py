@@ -32,7 +32,6 @@ from orchestrator.devices.device import (
     CreationBatch,
     DeviceFeatures,
     DeviceIdentity,
-    PipelineExecutables,
 )
 from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind
 from orchestrator.devices.modes import CacheMode
@@ -46,7 +45,7 @@ from orchestrator.sets.subset import Subset
 from orchestrator.stores.cache_file import LoadResult, LoadStatus
 from orchestrator.stores.culprits import Culprit
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Version of the encoding; a new field does not change it."""
 
 _HIT = FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT
@@ -1015,7 +1014,6 @@ class ProcessClock(Sums, frozen=True):
     run_ns: Nanoseconds = 0  # Creating worker caches and pipelines.
     merge_ns: Nanoseconds = 0  # Merging after the barrier, and reading back.
     save_ns: Nanoseconds = 0  # Writing cache files, recorded times and notes.
-    inspect_ns: Nanoseconds = 0  # Asking the driver about the code of pipelines.
     supervise_ns: Nanoseconds = 0  # Waiting for the process that compiles, but for its stages.
     close_ns: Nanoseconds = 0  # Closing devices.
     report_ns: Nanoseconds = 0  # Making and writing the report, without its reader.
@@ -1029,14 +1027,6 @@ class ProcessClock(Sums, frozen=True):
     def total_ns(self) -> int:
         """Sum of all stages."""
         return sum(msgspec.structs.astuple(self))
-
-
-class InspectedPipeline(Record, frozen=True):
-    """The driver's statistics of a pipeline's code."""
-
-    key: Hash  # Its hash in the set.
-    kind: PipelineKind  # Its kind.
-    found: PipelineExecutables  # The statistics.
 
 
 class Versions(Record, frozen=True):
@@ -1113,7 +1103,6 @@ class CompileReport(Record, frozen=True, kw_only=True):
     pipelines: OutcomeTable  # The outcome of each pipeline of the set, by kind and key.
     runs: tuple[RunReport, ...]  # The report of each group's run, in the order of `set.groups`.
     stages: tuple[Stage, ...] = ()  # Other parts of the job, in the order of their ends.
-    inspected: tuple[InspectedPipeline, ...] = ()  # Statistics of each pipeline's code, if requested.
     supervision: Supervision | None = None  # The processes that compiled; null if it was this one.
     binaries: BinariesRecord | None = None  # The use of binaries, over all groups; null in other modes.
     identifiers: IdentifiersRecord | None = None  # The use of module identifiers, over all groups, or null.

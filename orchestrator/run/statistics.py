@@ -42,20 +42,26 @@ _LENGTH: Final = 4
 _MOST_BYTES: Final = 16 << 20
 
 
-class JournalEntry(msgspec.Struct, array_like=True):
-    """What was told of one pipeline."""
+class InspectedPipeline(msgspec.Struct, frozen=True, array_like=True):
+    """What was told of the code of one pipeline: an entry of the journal."""
 
     group: str  # hash of its application's `DeviceRequest`
-    key: int
+    key: int  # hash in the set
     kind: PipelineKind
     found: PipelineExecutables
 
 
-_ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(JournalEntry)
+_ENCODER, _DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(InspectedPipeline)
 
 
-def read_journal(path: Path) -> Iterator[JournalEntry]:
-    """The entries of a journal, up to the first that is not whole; none where there is no file."""
+def inspected(journal: Path) -> list[InspectedPipeline]:
+    """What a journal has of each pipeline, by key; once, whichever of its set's applications used it."""
+    found = {each.key: each for each in _entries(journal)}
+    return [found[key] for key in sorted(found)]
+
+
+def _entries(path: Path) -> Iterator[InspectedPipeline]:
+    # Up to the first that is not whole; none where there is no file.
     data = memoryview(path.read_bytes() if path.exists() else b"")
     while len(data) > _LENGTH:
         size = int.from_bytes(data[:_LENGTH], "little")
@@ -100,7 +106,7 @@ class StatisticsSource(PipelineSource):
                 "VK_KHR_pipeline_executable_properties nor VK_KHR_pipeline_binary"
             )
         group = blake2b(msgspec.msgpack.encode(request), digest_size=8).hexdigest()
-        known = {each.key: each.found for each in read_journal(journal) if each.group == group}
+        known = {each.key: each.found for each in _entries(journal) if each.group == group}
         descriptor = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         return cls(group, descriptor, tells, known)
 
@@ -135,12 +141,12 @@ class StatisticsSource(PipelineSource):
                 ask = device.pipeline_executables if self._tells else partial(_binaries_of, device)
                 found = ask(prepared, index)
                 if found.result == SUCCESS:
-                    self._note(JournalEntry(self._group, key, image.kind_of(index), found))
+                    self._note(InspectedPipeline(self._group, key, image.kind_of(index), found))
             batch.results[place], batch.durations_ns[place] = found.result, found.driver_ns or found.wall_ns
             batch.feedback_flags[place] = flags
         return batch
 
-    def _note(self, entry: JournalEntry) -> None:
+    def _note(self, entry: InspectedPipeline) -> None:
         data = _ENCODER.encode(entry)
         os.write(self._journal, len(data).to_bytes(_LENGTH, "little") + data)
 

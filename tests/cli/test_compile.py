@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -443,11 +444,25 @@ def test_a_timeline_has_what_a_compile_does(call: Call, small_set: Path, tmp_pat
     assert merge["ts"] + merge["dur"] <= save["ts"]
 
 
-def test_statistics_need_a_device_that_gives_them(call: Call, small_set: Path, tmp_path: Path) -> None:
-    options = (*HERE, "--cache-dir", tmp_path / "c", "--pipeline-stats", tmp_path / "s.csv")
-    done = call("compile", small_set, *options)
-    assert done.code == ExitCode.NO_DEVICE
-    assert "tells nothing about the code" in done.err
+def test_statistics_of_a_driver_that_has_none_are_those_of_its_binaries(
+    call: Call, small_set: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "s.csv"
+    done = call("compile", small_set, *HERE, "--pipeline-stats", file, "--json")
+    assert (done.code, done.document["mode"]) == (0, "none")
+    with file.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len({each["Pipeline hash"] for each in rows}) == len(rows) == done.document["set"]["unique"]
+    assert all(int(each["Binary size"]) > 0 and each["Binary hash"].startswith("0x") for each in rows)
+    found = call("regress", file, file, "--fail-on", "any", "--json").document["comparisons"][0]
+    assert (found["identical"], found["total"]["executables"]) == (True, len(rows))
+
+
+def test_statistics_and_a_cache_are_two_runs(call: Call, small_set: Path, tmp_path: Path) -> None:
+    for more in (("--cache-dir", tmp_path), ("--mode", "shared")):
+        done = call("compile", small_set, *HERE, "--pipeline-stats", tmp_path / "s.csv", *more)
+        assert done.code == ExitCode.BAD_INPUT
+        assert "nothing is kept" in done.err
 
 
 @pytest.mark.parametrize("option", ["--trace", "--pipeline-stats"])
@@ -457,7 +472,7 @@ def test_a_place_that_takes_no_file_is_refused(
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for place in (pipe, tmp_path, tmp_path / "not there" / "file", Path("/proc/file")):
-        done = call("compile", small_set, *HERE, "--cache-dir", tmp_path, option, place)
+        done = call("compile", small_set, *HERE, "--mode", "none", option, place)
         assert done.code == ExitCode.BAD_INPUT
         assert "cannot be written" in done.err
         assert done.out == ""

@@ -8,7 +8,7 @@ import io
 from orchestrator.cli.executable_statistics import statistics_csv
 from orchestrator.devices.device import PipelineExecutable, PipelineExecutables
 from orchestrator.devices.image import PipelineKind
-from orchestrator.run.records import Hash, InspectedPipeline
+from orchestrator.run.statistics import InspectedPipeline
 
 HEADING = (
     "Database,Pipeline type,Pipeline hash,PSO wall duration (ns),PSO duration (ns),Stage duration (ns),"
@@ -20,7 +20,7 @@ def inspected(
     kind: PipelineKind, key: int, wall_ns: int, driver_ns: int, *executables: PipelineExecutable
 ) -> InspectedPipeline:
     """What a driver said of a pipeline."""
-    return InspectedPipeline(Hash(key), kind, PipelineExecutables(0, wall_ns, driver_ns, executables))
+    return InspectedPipeline("", key, kind, PipelineExecutables(0, wall_ns, driver_ns, executables))
 
 
 def test_columns_and_values() -> None:

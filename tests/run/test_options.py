@@ -107,7 +107,6 @@ def test_a_selector_that_no_device_can_have_is_refused_before_a_process_is_asked
             spirv_val=ModulePolicy.SKIP,
             trial_limits=TrialLimits(pipeline_s=1.0, memory_bytes=1 << 30, opener="a.b:c"),
             pipeline_keys=PipelineKeyUse.OFF,
-            inspect_executables=True,
             time_limit_s=3.0,
         ),
     ],

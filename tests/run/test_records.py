@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import PipelineExecutables
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.modes import CacheMode
 from orchestrator.process import StageClock
@@ -21,7 +20,6 @@ from orchestrator.run.records import (
     Death,
     DriverMessages,
     Hash,
-    InspectedPipeline,
     OutcomeStatus,
     OutcomeTable,
     PipelineOutcome,
@@ -80,8 +78,7 @@ async def test_decoding_gives_an_equal_report(mode: CacheMode, tmp_path: Path) -
         culprits=(Culprit(key="0" * 16, kind="compute", cause=Cause.SIGNAL, reason="it did", seen_at=1.0),),
         messages=(DriverMessages(1, 2, "\udcff", (Hash(2**64 - 1),)),),
     )
-    inspected = (InspectedPipeline(Hash(1), COMPUTE, PipelineExecutables(0, 2, 3, ())),)
-    report = msgspec.structs.replace(report, supervision=died + died, inspected=inspected)
+    report = msgspec.structs.replace(report, supervision=died + died)
     assert decode_json(encode_json(report), CompileReport) == report
     assert decode_msgpack(encode_msgpack(report), CompileReport) == report
     # With the clock of that moment, and indented for people.
