@@ -65,6 +65,8 @@ class CompileArguments:
             this way. Identifiers are kept in the cache directory.
         only: Compile only the pipeline with this key, 16 hex digits as reports show them, even if it is in
             quarantine. May be given several times.
+        expect_hits: Forbid compiling, and write nothing: each pipeline must be in the cache. What is missing
+            fails, with its application. Proves a cache before it is shipped; `coverage` does it for packs.
         only_these: Write a cache of this set alone. Where the cache file holds pipelines that the set does
             not have, begin with an empty cache, compile everything, and replace the file at the end. With
             `--out` this is so in any case, where the file is known to hold others.
@@ -109,6 +111,7 @@ class CompileArguments:
     only: Annotated[list[str] | None, WHAT, Parameter(negative="")] = None
     shard: Annotated[str, WHAT, Parameter(show_default=lambda _: "all of it")] = ""
     identifiers: Annotated[Flag, WHAT] = False
+    expect_hits: Annotated[Flag, WHAT] = False
     cluster: Annotated[str, WHAT, Parameter(show_default=lambda _: "this machine alone")] = ""
     cache_dir: Annotated[
         CacheDirectory, WHERE, Parameter(help="Directory for cache files, one file per device and driver.")

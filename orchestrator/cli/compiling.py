@@ -195,6 +195,16 @@ def _check(given: CompileArguments, *, several: bool) -> None:
             "leave out --only, --shard and --pipeline-stats, and modes binaries and none",
         ),
         (
+            given.expect_hits and (given.only_these or given.out or given.cluster or given.pipeline_stats),
+            "--expect-hits writes nothing",
+            "leave out --only-these and --pipeline-stats; for a pack use `orchestrator coverage --run`",
+        ),
+        (
+            given.expect_hits and given.mode not in ("auto", "shared", "binaries"),
+            f"--expect-hits: all workers look in one place, which mode {given.mode} has not",
+            "leave --mode out, or name shared or binaries",
+        ),
+        (
             given.identifiers and keeps_nothing,
             "--identifiers: mode none and --pipeline-stats have no cache, so they would find nothing",
             "leave one out",
@@ -232,6 +242,7 @@ def _options(arguments: CompileArguments, selector: str, journal: str = "") -> C
         plan=arguments.plan == "auto",
         identifiers=arguments.identifiers,
         only_these=arguments.only_these,
+        expect_hits=arguments.expect_hits,
     )
 
 

@@ -325,6 +325,7 @@ class RunCaches:
     mode: CacheMode
     policy: MergePolicy
     keep: bool
+    expect_hits: bool  # whether compiling is forbidden
     primary: PipelineSource | None  # the caller's, or None; after `open` always one, `NO_SOURCE` in mode NONE
     on_merged: MergedHook | None
     token: trio.lowlevel.TrioToken
@@ -392,7 +393,7 @@ class RunCaches:
         self.guard = PrimaryGuard(needed=self._looks_up and not self.primary.internally_synchronized_merge)
         if isinstance(self.primary, BinarySource):
             self.primary.pull_in(prepared)
-        creator = partial(Creator, self.device, prepared, self.keep)
+        creator = partial(Creator, self.device, prepared, self.keep, looks_up=self.expect_hits)
         if self.mode in NO_WORKER_CACHES:
             self.creators += [creator(self.primary) for _ in range(self.worker_count)]
         else:

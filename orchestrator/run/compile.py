@@ -38,13 +38,14 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.opening import open_device
 from orchestrator.devices.request import (
+    CACHE_CONTROL,
     EXECUTABLE_INFO,
     PIPELINE_BINARIES,
     SHADER_MODULE_IDENTIFIERS,
     DeviceRequest,
     Feature,
 )
-from orchestrator.errors import DriverError, expect
+from orchestrator.errors import DriverError, expect, shown
 from orchestrator.process import StageClock
 from orchestrator.registry import registry
 from orchestrator.run.compile_schedule import CompileSchedule, recompiled_note
@@ -59,6 +60,7 @@ from orchestrator.run.options import (
     NO_WORKER_CACHES,
     CompileOptions,
     ModulePolicy,
+    PipelineKeyUse,
     RunOptions,
     directory_to_keep,
 )
@@ -225,7 +227,7 @@ class CompileJob:
     # --- the groups of the set, and its plan
 
     def _sweep(self) -> None:
-        if self.cache.directory is not None:
+        if self.cache.directory is not None and not self.options.expect_hits:
             with suppress(SaveError):  # what killed runs may have left does no harm
                 sweep_directory(self.cache.directory)
 
@@ -266,6 +268,8 @@ class CompileJob:
                 await trio.to_thread.run_sync(self._plan.save)
 
     def _note_groups(self) -> None:
+        if self.options.expect_hits:
+            return
         for path, loaded in self.cache.loads.items():
             groups = [
                 CompiledGroup(group.request, each.pipelines)
@@ -343,6 +347,10 @@ class CompileJob:
             # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
             await self._close_group(opening, run)
         if run.report is not None:
+            if self.options.expect_hits:
+                reasons, application = run.report.pipelines.reasons, opened.group.request.application
+                name = shown(application.application_name or "an application without a name")
+                reasons |= {row: f"{reason} ({name})" for row, reason in reasons.items()}
             self._tally.take_run(run.report, self._beside)
             self._notes += run.report.notes
 
@@ -438,7 +446,9 @@ class CompileJob:
             steered=self.steering.steered,
             few_for_hits=decision.few_for_hits,
         )
-        ask = partial(schedule.ask_keys, run.device, options.pipeline_keys, self.steering.stop)
+        # Where hits are expected each pipeline is looked up itself.
+        use = PipelineKeyUse.OFF if options.expect_hits else options.pipeline_keys
+        ask = partial(schedule.ask_keys, run.device, use, self.steering.stop)
         await self._timed("pipeline_keys", ask)
         clock.enter("run")
         began_ns = time.perf_counter_ns()
@@ -452,7 +462,11 @@ class CompileJob:
             self._progress(cache, len(run.prepared.image), cancelled_before, each)
 
         run_options = RunOptions(
-            workers=decision.workers, mode=cache.mode, merge=merge, time_limit_s=time_left_s
+            workers=decision.workers,
+            mode=cache.mode,
+            merge=merge,
+            time_limit_s=time_left_s,
+            expect_hits=options.expect_hits,
         )
         report = run.report = await run_pipelines(
             run.device,
@@ -486,7 +500,8 @@ class CompileJob:
             self.cache.close(run.cache, run.report)
         identification, report = self.identification, run.report
         if identification is not None and run.identified is not None:
-            identification.keep(run.identified)
+            if not self.options.expect_hits:
+                identification.keep(run.identified)
             if report is not None and report.identifiers is not None:
                 told = identification.told(report.identifiers)
                 report = run.report = msgspec.structs.replace(report, identifiers=told)
@@ -661,6 +676,8 @@ def chosen_opener(
     chosen = opener or default_opener
     if options.mode is CacheMode.BINARIES:
         chosen = with_features(chosen, frozenset({PIPELINE_BINARIES}))
+    if options.expect_hits:
+        chosen = with_features(chosen, frozenset({CACHE_CONTROL}))
     if options.statistics_journal:
         chosen = with_features(chosen, frozenset({EXECUTABLE_INFO, PIPELINE_BINARIES}))
     if not (options.identifiers or source.provider is not None):

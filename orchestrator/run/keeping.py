@@ -729,7 +729,11 @@ class CompileCache:
             path = state_path(self.directory)
             self.file = CacheFileRecord(path=path)
             try:
-                self._store = BinaryStore.open(self.directory, bound_bytes=self.options.binary_store_bytes)
+                self._store = BinaryStore.open(
+                    self.directory,
+                    bound_bytes=self.options.binary_store_bytes,
+                    create=not self.options.expect_hits,
+                )
             except StoreError as error:
                 self.file = CacheFileRecord(path=path, error=str(error))
                 self._notes.append(f"binaries are neither looked up nor kept: {error}")
@@ -741,7 +745,7 @@ class CompileCache:
                 self._notes.append(f"the store of binaries was not used: {self._store.set_aside}")
             if self._store.read_only:
                 self._notes.append(f"binaries are looked up and not stored: {self._store.read_only}")
-        captures = False if self._store.read_only else None
+        captures = False if self._store.read_only or self.options.expect_hits else None
         held = HeldPipelines.of(device, self._store, memory_bytes=memory, captures=captures)
         if self._was_filled is None:
             self._was_filled = held.is_filled
@@ -771,17 +775,19 @@ class CompileCache:
             self._decide(device, wanted, warm=False)
         first = self.loads.setdefault(path, evolve(loaded, data=b""))
         self._note_load(path, loaded)
-        own = self._own_hashes.setdefault(path, set())
+        own, keeper = self._own_hashes.setdefault(path, set()), None
+        if not options.expect_hits:
+            keeper = CacheKeeper(
+                device, path, loaded, options.save_policy, policy, own_hashes=own, replaces=replaces
+            )
         return GroupCache(
             primary,
             self.decision.mode,
             warm=warm,
             held=held,
             was_there=warm and first.status is LoadStatus.LOADED,
-            keeper=CacheKeeper(
-                device, path, loaded, options.save_policy, policy, own_hashes=own, replaces=replaces
-            ),
-            problem=save_problem(path, loaded),
+            keeper=keeper,
+            problem=None if keeper is None else save_problem(path, loaded),
         )
 
     def _to_replace(self, path: Path) -> bytes:
@@ -808,6 +814,8 @@ class CompileCache:
         if self.file.path is not None:  # of several groups the first one's load is the report's
             return
         self.file = CacheFileRecord.of(path, loaded)
+        if self.options.expect_hits:
+            self.file = msgspec.structs.replace(self.file, not_saved="nothing was to be compiled")
         if loaded.status not in (LoadStatus.LOADED, LoadStatus.MISSING):
             self._notes.append(f"the cache file was not used: {loaded.status.value}: {loaded.detail}")
         elif (current := loaded.instead_of) is not None:
@@ -829,6 +837,8 @@ class CompileCache:
             held=warm and self._holds_all(device, wanted),
             binaries=device.features.pipeline_binaries and not options.cache_file_needed,
         )
+        if options.expect_hits and self.decision.mode is not CacheMode.BINARIES:
+            self.decision = Decision(CacheMode.SHARED, self.decision.workers)
 
     def _holds_all(self, device: Device, wanted: Keys) -> bool:
         """Whether the cache file, as it is now, is known to hold nearly all wanted pipelines."""

@@ -202,6 +202,11 @@ def _check_merge(mode: CacheMode | None, merge: MergePolicy | None) -> None:
         raise ValueError(f"mode {mode} has no worker caches, so there is nothing to merge on the way")
 
 
+def _check_expected(mode: CacheMode | None, *, expect_hits: bool) -> None:
+    if expect_hits and mode not in (None, CacheMode.SHARED, CacheMode.BINARIES):
+        raise ValueError(f"where hits are expected all workers look in one place, which mode {mode} has not")
+
+
 @frozen(kw_only=True)
 class RunOptions:
     """How the pipelines of a prepared set are created.
@@ -223,6 +228,8 @@ class RunOptions:
             in flight are waited for, everything is merged, and the rest is NOT_RUN, which is what another run
             has to do. Only what is estimated to end in time begins, one job apart. A session begins with it;
             see `PipelineSession.limit_time`.
+        expect_hits: Forbid compiling (VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT): what the
+            primary does not hold fails. Only in modes SHARED and BINARIES.
     """
 
     workers: int | None = _number(None, 1)
@@ -236,9 +243,11 @@ class RunOptions:
     )
     keep: bool = _switch(False)
     time_limit_s: float | None = _time_limit()
+    expect_hits: bool = _switch(False)
 
     def __attrs_post_init__(self) -> None:
         _check_merge(self.mode, self.merge)
+        _check_expected(self.mode, expect_hits=self.expect_hits)
 
 
 _TARGET_NS = 200_000_000
@@ -404,6 +413,9 @@ class CompileOptions:
             of those that the driver does not find so (VK_EXT_shader_module_identifier). Identifiers are kept
             in the cache directory. A set with a provider (`PipelineSet.supplied_by`) is compiled so in any
             case.
+        expect_hits: As in `RunOptions`: nothing is compiled, and nothing is saved. The reason of what is
+            missing names its application. The mode is BINARIES where that was asked for or found best by a
+            calibration, else SHARED.
     """
 
     selector: str = field(default="", validator=_IS_TEXT)
@@ -429,9 +441,11 @@ class CompileOptions:
     open_ahead: bool = _switch(True)
     identifiers: bool = _switch(False)
     only_these: bool = _switch(False)
+    expect_hits: bool = _switch(False)
 
     def __attrs_post_init__(self) -> None:
         _check_merge(self.mode, self.merge)
+        _check_expected(self.mode, expect_hits=self.expect_hits)
         try:
             self.selector.encode()
         except UnicodeEncodeError:

@@ -420,7 +420,9 @@ class OutcomeRecorder:
         image: CreateInfoImage,
         *,
         keep: bool = False,
+        expect_hits: bool = False,
     ) -> None:
+        self._expect_hits = expect_hits
         self.table = OutcomeTable.untried(image.keys, image.kinds, keep=keep)
         self._only_links = image.links & (np.diff(image.module_slot_start) == 0)
         self._libraries_of = image.libraries_of
@@ -447,10 +449,26 @@ class OutcomeRecorder:
                 status[place] = _CODE[OutcomeStatus.FAILED]
                 reasons[int(indices[place])] = _refusal(int(batch.results[place]))
             whole.reasons.update(reasons)
+        if self._expect_hits:
+            reasons |= self._doubted(indices, batch, status)
+            whole.reasons.update(reasons)
         if whole.handles is not None:
             whole.handles[indices] = batch.handles
         whole.status[indices] = status  # each once: another thread may count, and no number may fall
         return reasons, int(np.count_nonzero(status == _CACHE_HIT))
+
+    def _doubted(
+        self, indices: npt.NDArray[np.int32], batch: CreationBatch, status: npt.NDArray[np.uint8]
+    ) -> dict[int, str]:
+        """Take for a hit what was created though compiling was forbidden, unless the driver denies it."""
+        made = status == _COMPILED
+        denied = made & (batch.feedback_flags & FEEDBACK_VALID != 0)
+        status[made] = _CACHE_HIT
+        status[denied] = _CODE[OutcomeStatus.FAILED]
+        missing = batch.results == PIPELINE_COMPILE_REQUIRED
+        return dict.fromkeys(indices[denied].tolist(), _IGNORED) | dict.fromkeys(
+            indices[missing].tolist(), _MISSING
+        )
 
     def record_failed_call(self, indices: npt.NDArray[np.int32], reason: str) -> dict[int, str]:
         """Record a call that failed as a whole; returns its pipelines with the reason."""
@@ -463,6 +481,13 @@ class OutcomeRecorder:
         # A pipeline is listed twice where a failed call was repeated; the last cost counts.
         self.table.worker[calls.indices] = np.repeat(calls.worker, calls.sizes)
         self.table.driver_ns[calls.indices] = durations_ns
+
+
+_MISSING: Final = "the cache does not hold it: an application would compile it"
+_IGNORED: Final = (
+    "the driver created it though compiling was forbidden, and says that it was no hit: it ignores "
+    "FAIL_ON_PIPELINE_COMPILE_REQUIRED, or has a cache of its own"
+)
 
 
 def _refusal(result: int) -> str:

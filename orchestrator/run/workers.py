@@ -37,7 +37,13 @@ from orchestrator.devices.device import (
     PreparedPipelines,
 )
 from orchestrator.devices.modes import CacheMode
-from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError, expect
+from orchestrator.errors import (
+    DeviceError,
+    DriverError,
+    ExternalSynchronizationError,
+    OrchestratorError,
+    expect,
+)
 from orchestrator.run.accounting import USAGE, CallLog, ThreadMeter, driver_time_ns, usage_now
 from orchestrator.run.caches import Creator, MergedHook, RunCaches, duplicates
 from orchestrator.run.exchange import BatchResult, Exchange
@@ -206,7 +212,7 @@ class Run:
         self.worker_count = scheduler.workers
         self.supply: SpirvSupply | None = None
         self._prepared = prepared
-        self._recorder = OutcomeRecorder(prepared.image, keep=options.keep)
+        self._recorder = OutcomeRecorder(prepared.image, keep=options.keep, expect_hits=options.expect_hits)
         self._shared = np.zeros(len(self.table), np.bool_)
         self._taking = threading.Lock()
         self._workers: list[Worker] = []
@@ -220,6 +226,7 @@ class Run:
             mode=options.mode,
             policy=options.merge or (ROLLING if options.mode is CacheMode.TWO_LEVEL else BARRIER),
             keep=options.keep,
+            expect_hits=options.expect_hits,
             primary=None if isinstance(primary, bytes) else primary,
             on_merged=on_merged,
             token=trio.lowlevel.current_trio_token(),
@@ -469,6 +476,11 @@ def checked_run(
     expect(primary, (PipelineSource, bytes, type(None)), "a cache, or its data as bytes, or None")
     check_skipped(options.skipped, len(prepared.image))
     mode = options.mode
+    if options.expect_hits and not device.features.compile_required:
+        raise DeviceError(
+            f"{device.identity.device_name} cannot forbid compiling, so nothing shows what was found: the "
+            "driver lacks pipelineCreationCacheControl, or its keys depend on it"
+        )
     if mode is CacheMode.NONE and not (primary in (None, b"") or isinstance(primary, StatisticsSource)):
         raise ValueError("mode none uses no cache, so there is nothing to do with a primary")
     if mode is CacheMode.BINARIES and isinstance(primary, bytes) and primary:

@@ -186,9 +186,11 @@ class SimulatedDriver:
         start, wait = self._clock.now_ns(), LockWait()
         result = SUCCESS
 
+        forbidden = fail_on_compile_required and not self._bugs.compile_required_ignored
+
         def make() -> CacheEntry | None:
             nonlocal result
-            result = PIPELINE_COMPILE_REQUIRED if fail_on_compile_required else self._compile(key)
+            result = PIPELINE_COMPILE_REQUIRED if forbidden else self._compile(key)
             return self._entry(key) if result == SUCCESS else None
 
         hit = False

@@ -64,6 +64,7 @@ class DriverBugs:
     # creating a cache with bad data fails instead of ignoring the data
     create_fails_on_bad_data: bool = False
     data_grows_between_calls: int = 0  # how many times the cache grows right after a query of its size
+    compile_required_ignored: bool = False  # it compiles although that is forbidden
     merge_does_nothing: bool = False  # merging succeeds and changes nothing
     cache_is_stub: bool = False  # A cache only ever holds its header: no hits, and merging does nothing
     crash: frozenset[int] = field(default=frozenset(), converter=_keys)  # compiling these aborts the process
