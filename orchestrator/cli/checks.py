@@ -43,12 +43,19 @@ class Checked:
     details: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     next_step: str = ""
+    to_do: tuple[str, ...] = ()  # what a compile has still to do for a pack
 
 
-def check(path: Path, key: MacKey | None, output: Output) -> Iterator[Checked]:
-    """Check a file, or a directory and what is in it. With a key, what has no signature is wrong."""
+def check(path: Path, key: MacKey | None, output: Output, *, complete: bool = False) -> Iterator[Checked]:
+    """Check a file, or a directory and what is in it.
+
+    With a key, what has no signature is wrong; where it is to be `complete`, what has still to be done is.
+    """
     try:
         for each in _checked(path, key, output):
+            if complete and each.to_do:
+                step = each.next_step if each.problems else "run the compile that makes it again"
+                each = evolve(each, problems=(*each.problems, *each.to_do), next_step=step)
             yield each if key is None or each.kind in _SIGNED else _unsigned(each)
     except OSError as error:
         yield _unreadable(path, error.strerror or str(error))
@@ -178,11 +185,17 @@ def _check_pack(path: Path, key: MacKey | None) -> Checked:
     targets = pack.manifest.targets
     files = sum(len(each.files) for each in targets)
     signature = _signature(signed=pack.signed, checked=key is not None)
-    details = [f"{each.selector}: missing {said}" for each in targets for said in missing_shards(each.parts)]
-    details += nothing_of(targets)
-    for status, what in (("failed", "failed"), ("quarantined", "in quarantine"), ("not_run", "not run")):
+    to_do = [f"{each.selector}: missing {said}" for each in targets for said in missing_shards(each.parts)]
+    to_do += nothing_of(targets)
+    to_do += [
+        f"{each.selector}: not finished: its files changed"
+        for each in targets
+        if each.before and not each.problem
+    ]
+    details = list[str]()
+    for status, what in (("not_run", "not run"), ("failed", "failed"), ("quarantined", "in quarantine")):
         if count := sum(each.count(status) for each in targets):
-            details.append(f"{plural(count, 'pipeline')} {what}")
+            (to_do if status == "not_run" else details).append(f"{plural(count, 'pipeline')} {what}")
     foreign = [_foreign(path / each) for each in pack.foreign()]
     if foreign and key is None:
         details.append(f"not of the pack: {', '.join(foreign)}")
@@ -201,9 +214,10 @@ def _check_pack(path: Path, key: MacKey | None) -> Checked:
         },
         f"a pack of {plural(len(targets), 'target')} with {held_text(targets)} in {plural(files, 'file')}, "
         + signature,
-        tuple(details),
+        (*to_do, *details),
         tuple(problems),
         "copy the pack again, or run the compile that makes it again",
+        tuple(to_do),
     )
 
 

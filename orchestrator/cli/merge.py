@@ -35,7 +35,8 @@ def merge_verb(
 
     A cache file that the device would not load is left out, and the differing field is shown; the exit code
     is then 2. Packs are merged completely or not at all: if another driver compiled a pack's shards, the
-    error names the pack.
+    error names the pack. Where no pack has some shards of a set, the new pack is written, and the exit
+    code is 1.
 
     **EXAMPLES**
 

@@ -101,7 +101,7 @@ def _show(out: Output, merged: list[JoinedFile]) -> None:
 
 
 def merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Output) -> int:
-    """Join packs into a new one, and show its targets; returns the exit code."""
+    """Join packs into a new one, and show its targets; returns the exit code, 1 where shards are missing."""
 
     def on_target(target: PackTarget) -> None:
         if out.live:
@@ -138,9 +138,10 @@ def merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Out
     for target in targets:
         name = target.name if count_of[target.selector] > 1 else target.selector
         for each in missing_shards(target.parts):
-            out.line(styled("missing: ", "warn"), f"{name}: {each}")
+            out.problem(styled("missing: ", "warn"), f"{name}: {each}")
     for pack in packs:
         for each in nothing_of(pack.manifest.targets):
             out.line(styled("missing: ", "warn"), f"{path_text(pack.directory)}: {each}")
     out.line(f"{path_text(output)}: {plural(len(targets), 'target')} of {plural(len(packs), 'pack')}")
-    return ExitCode.OK
+    is_whole = not any(missing_shards(each.parts) for each in targets)
+    return ExitCode.OK if is_whole else ExitCode.PIPELINES_FAILED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.cli.application import JsonFlag, KeyFile
+from orchestrator.cli.application import Flag, JsonFlag, KeyFile
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, path_text, plural, styled
 from orchestrator.cli.values import read_key
@@ -17,6 +17,7 @@ def verify_verb(
     /,
     *,
     key: KeyFile = None,
+    complete: Flag = False,
     json: JsonFlag = False,
 ) -> int:
     """Check whether cache files, archives and packs are whole.
@@ -28,7 +29,7 @@ def verify_verb(
     - store of binaries: structure, hashes, references
     - archive: every record, with its key recomputed
     - pack: its manifest, each file in it, and with --key its MAC; with --key, what no compile leaves there
-      is wrong
+      is wrong; with --complete, what a compile has still to do is wrong
     - other directory: its permissions and all such files in it
 
     The exit code is 0 if nothing is wrong, else 2.
@@ -38,16 +39,18 @@ def verify_verb(
         orchestrator verify ~/.cache/orchestrator
         orchestrator verify game.foz game.1.foz
         orchestrator verify build/cache/*.pipeline-cache --json
-        orchestrator verify build/pack --key team.key
+        orchestrator verify build/pack --key team.key --complete
 
     Args:
         paths: Cache files, `.foz` archives, packs, or directories of cache files and archives.
+        complete: Refuse a pack with a target that has nothing or is not finished, missing shards, or
+            pipelines that were not run.
     """
     from orchestrator.cli.checks import check
     from orchestrator.cli.documents import CheckedFile, VerifyDocument
 
     output, secret = Output(json=json), read_key(key)
-    checked = [each for path in paths for each in check(path, secret, output)]
+    checked = [each for path in paths for each in check(path, secret, output, complete=complete)]
     bad = sum(bool(each.problems) for each in checked)
     output.document(
         lambda: VerifyDocument(
@@ -69,7 +72,8 @@ def verify_verb(
         state = styled("bad  ", "bad") if each.problems else styled("good ", "good")
         say = output.problem if each.problems else output.line
         say(state, styled(path_text(each.path), "head"), styled(f"  {each.summary or each.kind}", "dim"))
-        for lines in (each.details, each.problems):
+        told = [line for line in each.details if line not in each.problems]
+        for lines in (told, each.problems):
             for line in lines[: output.most(_LINES_SHOWN)]:
                 say(f"       {line}")
             if len(lines) > _LINES_SHOWN and output.most(1):

@@ -163,13 +163,14 @@ def test_what_many_targets_of_a_pack_lack_is_said_once(call: Call, tmp_path: Pat
         (line,) = [each for each in done.out.splitlines() if "not finished" in each]
         names = "simulated, other0, other1, other2 and 37 more"
         assert line.strip() == f"nothing of {names}: not finished: run the same `compile --out` again"
+    assert call("verify", pack, "--complete").code == ExitCode.BAD_INPUT
 
 
 def test_merge_joins_packs_and_says_what_is_missing(call: Call, tmp_path: Path) -> None:
     one = make_pack(tmp_path / "one", OLD, parts=[part(shard=1, shards=3)]).directory
     two = make_pack(tmp_path / "two", OURS, parts=[part(shard=2, shards=3)]).directory
     done = call("merge", one, two, "-o", tmp_path / "all", "--json")
-    assert done.code == ExitCode.OK
+    assert done.code == ExitCode.PIPELINES_FAILED
     (target,) = done.document["targets"]
     assert target["merged"] is True
     assert target["missing"] == ["game.foz: shard 3 of 3"]
@@ -178,6 +179,13 @@ def test_merge_joins_packs_and_says_what_is_missing(call: Call, tmp_path: Path) 
     assert "missing: simulated: game.foz: shard 3 of 3" in shown.out
     assert "1 cache merged by the driver\n" in shown.out
     assert call("verify", tmp_path / "all").code == ExitCode.OK
+    done = call("verify", tmp_path / "all", "--complete", "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    (checked,) = done.document["checked"]
+    assert checked["problems"] == ["simulated: missing game.foz: shard 3 of 3"]
+    three = make_pack(tmp_path / "three", OLD, parts=[part(shard=3, shards=3)]).directory
+    assert call("merge", tmp_path / "all", three, "-o", tmp_path / "whole").code == ExitCode.OK
+    assert call("verify", tmp_path / "whole", "--complete").code == ExitCode.OK
 
 
 def test_merge_says_which_pack_has_nothing_of_a_target(call: Call, tmp_path: Path) -> None:
