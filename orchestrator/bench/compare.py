@@ -75,15 +75,15 @@ class ChangeReport:
     differences: tuple[str, ...]  # Other differences, such as the driver's version, in words.
     pipelines_added: int | None  # Increase of the number of pipelines; None if a file has several sets.
 
-    def slower(self, threshold: float = 0.0) -> tuple[CellChange, ...]:
-        """Cells that are slower beyond noise, by more than the threshold, a share of their time."""
-        found = ((each, each.decisive) for each in self.changes)
-        return tuple(each for each, by in found if by.higher and by.ratio.median > 1 + threshold)
+    @property
+    def slower(self) -> tuple[CellChange, ...]:
+        """Cells that are slower beyond noise."""
+        return tuple(each for each in self.changes if each.decisive.higher)
 
-    def faster(self, threshold: float = 0.0) -> tuple[CellChange, ...]:
-        """Cells that are faster beyond noise, by more than the threshold."""
-        found = ((each, each.decisive) for each in self.changes)
-        return tuple(each for each, by in found if by.lower and 1 / by.ratio.median > 1 + threshold)
+    @property
+    def faster(self) -> tuple[CellChange, ...]:
+        """Cells that are faster beyond noise."""
+        return tuple(each for each in self.changes if each.decisive.lower)
 
     @property
     def undecided(self) -> tuple[CellChange, ...]:
@@ -101,14 +101,20 @@ class ChangeReport:
         return max(each.skipped_added for each in self.changes)
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the second file measures all that the first one does, and no more pipelines are missing."""
-        missing_added = max(self.refused_added, self.skipped_added)
-        return not self.only_before and not self.failed and missing_added <= 0
+    def missing(self) -> str:
+        """What the second file lacks of the first one's measurements, in words; "" if nothing."""
+        counts = {
+            "pipelines refused": self.refused_added,
+            "pipelines skipped": self.skipped_added,
+            "cells only before": len(self.only_before),
+            "failed after": len(self.failed),
+        }
+        return ", ".join(f"{count} more {words}" for words, count in counts.items() if count > 0)
 
-    def summary(self, threshold: float = 0.0) -> str:
+    @property
+    def summary(self) -> str:
         """One sentence, such as "adds 312 pipelines, +41 s cold; of 12 cells 3 slower, 8 equal"."""
-        slower, faster = self.slower(threshold), self.faster(threshold)
+        slower, faster = self.slower, self.faster
         parts = []
         if self.pipelines_added:
             verb = "adds" if self.pipelines_added > 0 else "removes"
@@ -122,18 +128,7 @@ class ChangeReport:
         counts = {"slower beyond noise": len(slower), "faster": len(faster), "undecided": len(self.undecided)}
         counts["the same"] = len(self.changes) - sum(counts.values())
         found = ", ".join(f"{count} {words}" for words, count in counts.items() if count)
-        told = [f"of {counted(len(self.changes), 'cell')} {found}"]
-        if self.refused_added > 0:
-            told.append(
-                f"the driver refuses {counted(self.refused_added, 'pipeline')} more, whose time is missing"
-            )
-        if self.skipped_added > 0:
-            told.append(f"{counted(self.skipped_added, 'pipeline')} more skipped, whose time is missing")
-        if self.only_before or self.failed:
-            told.append(
-                f"{counted(len(self.only_before), 'cell')} only before, {len(self.failed)} failed after"
-            )
-        return "; ".join([", ".join(parts), *told] if parts else told)
+        return "; ".join(filter(None, [", ".join(parts), f"of {counted(len(self.changes), 'cell')} {found}"]))
 
 
 def compare_samples(

@@ -373,7 +373,8 @@ def read_rows(path: Path) -> list[Row]:
             # escaped.
             rows.append(_decoder.decode(line.replace(b'"temperature":', b'"start":', 1)))
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise RowsError(f"{path}: line {number} is not a sample: {error}") from error
+            hint = "statistics of pipelines are compared by `orchestrator regress`"
+            raise RowsError(f"{path}: line {number} is not a sample: {error}; {hint}") from error
     return rows
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from orchestrator.cli.application import JsonFlag
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.output import Output, display, path_text, styled
+from orchestrator.cli.output import Output, path_text, styled
+from orchestrator.cli.regress import fail_rules
 
 
 def compare_verb(
@@ -21,19 +21,21 @@ def compare_verb(
     device: Annotated[
         list[str] | None, Parameter(alias="-d", negative="", show_default=lambda _: "by selector")
     ] = None,
-    threshold: float = 0.0,
-    fail_on: Literal["slower", "undecided", "change", "never"] = "slower",
+    fail_on: Annotated[
+        list[str] | None, Parameter(negative="", show_default=lambda _: "crash, refused, time>0%")
+    ] = None,
     json: JsonFlag = False,
 ) -> int:
-    """Show what changed between benchmarks beyond noise. The exit code is 1 if something is slower.
+    """Show what changed between benchmarks beyond noise.
 
     Compares two drivers, versions, machines or builds of a game; of several, each with the first. Cells are
-    matched by start (cold or warm), workers, duplicates and mode, and by device if a file has several.
+    matched by start (cold or warm), workers, duplicates and mode, and by device if a file has several. The
+    exit code is 1 if a rule of `--fail-on` is broken.
 
     **EXAMPLES**
 
         orchestrator compare before/results.jsonl after/results.jsonl
-        orchestrator compare main/ branch/ --threshold 0.05
+        orchestrator compare main/ branch/ --fail-on "time>+5%" --fail-on "memory>+20%"
         orchestrator compare monday/ tuesday/ wednesday/ --fail-on never
         orchestrator compare both/ both/ --device radv:navi21=radv:navi31
 
@@ -41,43 +43,33 @@ def compare_verb(
         before: A `results.jsonl` of `bench`, or its directory.
         after: The files to compare with it.
         device: Pair a device of the first file with one of the others, as `A=B`. May be given several times.
-        threshold: Smallest change that counts, as a share of the time: 0.05 for 5 %.
-        fail_on: What causes exit code 1: a slower cell or more refused pipelines; also an undecided cell, one
-            that failed or is missing, or more skipped pipelines; any difference; or nothing.
+        fail_on: What causes exit code 1: `crash` (a sample could not be taken), `refused` (the driver refuses
+            more pipelines), `undecided` (a cell has no verdict, or something is missing), `any`, `never`, or
+            a rule such as `time>+5%`, `cpu>0%` or `memory>+20%`. May be given several times.
     """
-    from orchestrator.bench.compare import ChangeReport, compare_samples
+    from orchestrator.bench.compare import compare_samples
     from orchestrator.bench.rows import read_rows
     from orchestrator.cli.measured import compare_document, show_changes
+    from orchestrator.regress.rules import BENCH_RULES, judge_bench
 
-    if not 0 <= threshold < math.inf:
-        raise UsageError(f"--threshold {threshold}: a share of 0 or more is expected", "such as 0.05 for 5 %")
-    devices = _devices(device or [])
-    output = Output(json=json)
+    rules, devices, output = fail_rules(fail_on, BENCH_RULES), _devices(device or []), Output(json=json)
     first = read_rows(_results(before))
-    reports: list[tuple[Path, ChangeReport]] = []
+    reports = []
     for path in after:
         try:
-            reports.append((path, compare_samples(first, read_rows(_results(path)), devices)))
+            report = compare_samples(first, read_rows(_results(path)), devices)
         except ValueError as error:
             raise UsageError(f"{before}, {path}: {error}") from error
-    output.document(lambda: compare_document(before, reports, threshold))
-    for path, report in reports:
+        reports.append((path, report, tuple(judge_bench(each, report) for each in rules)))
+    output.document(lambda: compare_document(before, reports))
+    for path, report, verdicts in reports:
         if len(reports) > 1:
             output.line(styled(f"{path_text(before)} -> {path_text(path)}", "head"))
-        show_changes(output, report, threshold)
-    # A run that refuses pipelines lacks the time of their compiles, so it is not known to be as fast.
-    slower = any(report.slower(threshold) or report.refused_added > 0 for _, report in reports)
-    worse = slower or not all(report.is_complete for _, report in reports)
-    failed = {
-        "slower": slower,
-        "undecided": worse or any(report.undecided for _, report in reports),
-        "change": worse or any(report.faster(threshold) for _, report in reports),
-        "never": False,
-    }[fail_on]
-    if failed and display.quiet:  # then no report is shown
-        for path, report in reports:
-            output.problem(f"{path_text(before)} -> {path_text(path)}: {report.summary(threshold)}")
-    return ExitCode.PIPELINES_FAILED if failed else ExitCode.OK
+        show_changes(output, report)
+        for each in verdicts:
+            output.verdict(each.rule, each.message, broken=each.broken)
+    broken = any(each.broken for *_, verdicts in reports for each in verdicts)
+    return ExitCode.PIPELINES_FAILED if broken else ExitCode.OK
 
 
 def _devices(pairs: list[str]) -> list[tuple[str, str]]:

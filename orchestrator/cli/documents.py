@@ -661,8 +661,8 @@ class ComparedFile(Record, frozen=True, kw_only=True):
     path: Path  # Its file or directory, as given.
     summary: str  # The result in one sentence.
     pipelines_added: int | None  # Increase of the number of pipelines; null if a file has several sets.
-    slower: int  # Number of cells that are slower beyond noise and threshold.
-    faster: int  # Number of cells that are faster beyond them.
+    slower: int  # Number of cells that are slower beyond noise.
+    faster: int  # Number of cells that are faster beyond it.
     undecided: int  # Cells without a verdict, or whose intervals are too wide for one.
     refused_added: int  # Largest increase of the number of pipelines that the driver refuses, over the cells.
     skipped_added: int  # Largest increase of the number of pipelines that are skipped, over the cells.
@@ -671,12 +671,13 @@ class ComparedFile(Record, frozen=True, kw_only=True):
     only_after: tuple[CellName, ...]  # Cells that only this one has.
     failed: tuple[FailedCell, ...]  # Samples of this one that could not be taken.
     differences: tuple[str, ...]  # Other differences, one sentence each.
+    rules: tuple[RuleVerdict, ...]  # What became of the rules of `--fail-on`.
 
 
 class CompareDocument(Document, frozen=True, kw_only=True):
-    """`compare --json`. Version 1 compared two files, in version 2 ratios had other verdicts."""
+    """`compare --json`. Before version 4 a threshold decided what is slower or faster."""
 
-    version: int = 3
+    version: int = 4
     before: Path  # The file to compare with.
     files: tuple[ComparedFile, ...]  # The other files.
 

@@ -41,6 +41,7 @@ from orchestrator.cli.documents import (
 )
 from orchestrator.cli.output import Output, Style, display, path_text, plural, seconds_text, styled, table
 from orchestrator.cli.progress_bar import MeasurementBar
+from orchestrator.regress.rules import RuleVerdict
 from orchestrator.stores.profile_file import CalibrationProfile, Choice
 
 _COLUMNS = (
@@ -209,7 +210,7 @@ def eta_text(progress: BenchProgress) -> str:
 
 
 def compare_document(
-    before: Path, reports: Sequence[tuple[Path, ChangeReport]], threshold: float
+    before: Path, reports: Sequence[tuple[Path, ChangeReport, tuple[RuleVerdict, ...]]]
 ) -> CompareDocument:
     """The JSON document of a comparison."""
 
@@ -229,10 +230,10 @@ def compare_document(
     files = tuple(
         ComparedFile(
             path=path,
-            summary=report.summary(threshold),
+            summary=report.summary,
             pipelines_added=report.pipelines_added,
-            slower=len(report.slower(threshold)),
-            faster=len(report.faster(threshold)),
+            slower=len(report.slower),
+            faster=len(report.faster),
             undecided=len(report.undecided),
             refused_added=report.refused_added,
             skipped_added=report.skipped_added,
@@ -241,20 +242,21 @@ def compare_document(
             only_after=tuple(CellName(**asdict(each)) for each in report.only_after),
             failed=tuple(map(FailedCell.of, report.failed)),
             differences=report.differences,
+            rules=verdicts,
         )
-        for path, report in reports
+        for path, report, verdicts in reports
     )
     return CompareDocument(before=before, files=files)
 
 
-def show_changes(output: Output, report: ChangeReport, threshold: float) -> None:
+def show_changes(output: Output, report: ChangeReport) -> None:
     """Print a comparison."""
     for difference in report.differences:
         output.line(difference)
     groups: dict[tuple[str, Conditions], list[CellChange]] = {}
     for change in report.changes:
         groups.setdefault((change.before.device, change.after.conditions), []).append(change)
-    slower, faster = report.slower(threshold), report.faster(threshold)
+    slower, faster = report.slower, report.faster
     for (before, key), changes in groups.items():
         names = dict.fromkeys(map(device_text, (before, key.device)))
         title = f"{' -> '.join(names)}, {key.start}, {plural(key.workers, 'worker')}{key.copies}"
@@ -285,7 +287,7 @@ def show_changes(output: Output, report: ChangeReport, threshold: float) -> None
             output.line(f"{words}: {arm_text(cell)}")
     for each in report.failed:
         output.line(styled("failed after: ", "bad"), each.words)
-    output.line(styled(report.summary(threshold), "head"))
+    output.line(styled(report.summary, "head"))
 
 
 # --- calibrate

@@ -354,6 +354,11 @@ class Output:
         """Write a line that says what went wrong: among the results, or with --quiet to stderr."""
         (self.message if display.quiet and not self.json else self.line)(*parts)
 
+    def verdict(self, rule: str, message: str, *, broken: bool) -> None:
+        """Write what became of a rule of `--fail-on`; of a broken one also with --quiet."""
+        words = styled("broken", "bad") if broken else styled("kept  ", "good")
+        (self.problem if broken else self.line)(words, f"  {rule}: {message}")
+
 
 def console_on(stream: IO[str]) -> Console:
     """A console on a stream, as plain as the stream asks for, and coloured as the user said."""

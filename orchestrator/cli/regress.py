@@ -88,13 +88,10 @@ def regress_verb(
     """
     from orchestrator.cli.regressed import show_all, write_all
     from orchestrator.errors import OrchestratorError
-    from orchestrator.regress.rules import DEFAULT_RULES, FailRule
+    from orchestrator.regress.rules import DEFAULT_RULES
 
     output = Output(json=json)
-    try:
-        rules = [FailRule.parse(each) for each in arguments.fail_on or DEFAULT_RULES]
-    except ValueError as error:
-        raise UsageError(f"--fail-on: {error}") from None
+    rules = fail_rules(arguments.fail_on, DEFAULT_RULES)
     _check(sets, arguments)
     try:
         judged = _compiled(sets, arguments, rules, output) if arguments.is_live else _read(sets, rules)
@@ -108,6 +105,16 @@ def regress_verb(
         write_all(arguments.out, judged)
     broken = any(verdict.broken for each in judged for verdict in each.verdicts)
     return ExitCode.PIPELINES_FAILED if broken else ExitCode.OK
+
+
+def fail_rules(given: Sequence[str] | None, default: Sequence[str]) -> list[FailRule]:
+    """The rules of `--fail-on`."""
+    from orchestrator.regress.rules import FailRule
+
+    try:
+        return [FailRule.parse(each) for each in given or default]
+    except ValueError as error:
+        raise UsageError(f"--fail-on: {error}") from None
 
 
 def _check(sets: Sequence[str], given: RegressArguments) -> None:
@@ -163,14 +170,10 @@ def _compiled(
     if sides[0].name == sides[1].name:
         raise UsageError(f"both sides are called {sides[0].name}", "give them two names")
 
-    def tell(stage: str) -> None:
-        if output.tells:
-            output.message(stage)
-
     paths = tuple(archive_paths([each])[0] for each in sets)
     judged: dict[object, Judged] = {}
     with _work_folder(given.out) as work:
-        live = LiveComparison(paths, sides, work, given.workers, tell)
+        live = LiveComparison(paths, sides, work, given.workers, output.message if output.tells else None)
         for selector in selectors_of(given.device or []):
             found = compare_results(*live.compiled(selector))
             change = live.timed(selector, given.time) if given.time else None

@@ -16,9 +16,6 @@ from orchestrator.regress.page import html_page
 from orchestrator.regress.rules import FailRule, RuleVerdict, judge
 from orchestrator.regress.times import TimeChange
 
-_MOST = 10
-_COLUMNS = 8
-"""At most so many statistics have a column in the table of applications; --verbose shows all."""
 _OTHERS_WIDTH, _CELL_WIDTH = 38, 10
 
 
@@ -70,7 +67,7 @@ def _show(output: Output, judged: Judged) -> None:
         for line in reports.mesa_block(found.total):
             output.line(line)
     _show_applications(output, found)
-    told = list(reports.sections(found, output.most(_MOST)))
+    told = list(reports.sections(found, output.most(10)))
     for change in found.total.changes:
         if change.worse and (change.statistic.role == "size" or display.verbose):
             told += reports.worst_lines(found, change.statistic)
@@ -82,15 +79,14 @@ def _show(output: Output, judged: Judged) -> None:
         for line in lines:
             output.line(f"  {line}")
     output.line()
-    for verdict in judged.verdicts:
-        words = styled("broken", "bad") if verdict.broken else styled("kept  ", "good")
-        (output.problem if verdict.broken else output.line)(words, f"  {verdict.rule}: {verdict.message}")
+    for each in judged.verdicts:
+        output.verdict(each.rule, each.message, broken=each.broken)
 
 
 def _show_applications(output: Output, found: SideComparison) -> None:
     if len(found.by_application) < 2 or not found.total.changes:
         return
-    fitting = max(1, min(_COLUMNS, (output.out.width - _OTHERS_WIDTH) // _CELL_WIDTH))
+    fitting = max(1, min(8, (output.out.width - _OTHERS_WIDTH) // _CELL_WIDTH))
     columns = [each.statistic for each in found.total.changes][: output.most(fitting)]
     shorts = [each.short for each in columns]
     made = table("application", "shaders", "affected", *shorts, numbers=range(1, len(shorts) + 3))
@@ -113,8 +109,8 @@ def write_all(out: Path, judged: Sequence[Judged]) -> None:
             "junit.xml": reports.junit(each.name, each.verdicts),
         }
         if each.devices:
-            each.found.before.save(folder / "before.npz")
-            each.found.after.save(folder / "after.npz")
+            each.found.before.save(folder / "before.results")
+            each.found.after.save(folder / "after.results")
         for file, text in files.items():
             write_beside("--out", folder / file, text.encode("utf-8", "backslashreplace"))
 

@@ -35,7 +35,7 @@ class LiveComparison:
     sides: tuple[SideDriver, SideDriver]
     work: Path
     workers: int | None
-    tell: Callable[[str], None]  # of each stage that begins
+    tell: Callable[[str], object] | None  # of each stage that begins
 
     def compiled(self, selector: str) -> tuple[Results, Results]:
         """The results of both sides on a device.
@@ -63,9 +63,9 @@ class LiveComparison:
             build_id=proof.build_id,
             notes=tuple(filter(None, [_variables_text(side.variables), note])),
         )
-        self.tell(f"compiling with {side.name} on {selector or 'the first device'}")
+        self._say(f"compiling with {side.name} on {selector or 'the first device'}")
         which = proof.build_id, proof.library, sorted(side.variables.items()), selector
-        result = self.work / f"{self._hash_of(side.name, *which)}.npz"
+        result = self.work / f"{self._hash_of(side.name, *which)}.results"
         journals = {each: str(self.work / f"{self._hash_of(each, *which)}.journal") for each in self.sets}
         self._ask(side, Measure(journals, selector, self.workers, told, str(result)), Measured)
         return read_results(result)
@@ -80,7 +80,7 @@ class LiveComparison:
         request = TakeTime(self.sets, selector, self.workers, str(self.work / "times.npy"))
         for number in range(rounds):
             for at in (0, 1, 1, 0):
-                self.tell(f"times, round {number + 1} of {rounds}: {self.sides[at].name}")
+                self._say(f"times, round {number + 1} of {rounds}: {self.sides[at].name}")
                 done = self._ask(self.sides[at], request, Measured)
                 places, keys, driver_ns, cpu_ns = np.load(request.result, allow_pickle=False)
                 columns = places.tolist(), keys.view(np.uint64).tolist(), driver_ns.tolist(), cpu_ns.tolist()
@@ -99,6 +99,10 @@ class LiveComparison:
             return before, after
 
         return time_change(common, column(0), column(1), busy)
+
+    def _say(self, stage: str) -> None:
+        if self.tell is not None:
+            self.tell(stage)
 
     def _ask(self, side: SideDriver, request: msgspec.Struct, kind: type[_T]) -> _T:
         environment = side.environment(self.work)

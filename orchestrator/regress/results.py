@@ -11,8 +11,6 @@ several may have one name; of a pipeline that comes twice, the later rows count.
 from __future__ import annotations
 
 import csv
-import io
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -21,11 +19,11 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from attrs import define, field, frozen
+from attrs import define, field
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.regress.directions import is_hash
-from orchestrator.run.records import Record
+from orchestrator.run.records import Columns, Record, decode_msgpack, encode_msgpack
 from orchestrator.run.statistics import InspectedPipeline
 from orchestrator.stores.files.atomic_file import write_document
 
@@ -37,9 +35,13 @@ _NUMBERS: Final = {_WALL: "wall_ns", _DRIVER: "driver_ns", _STAGE: "stage_ns", _
 _LINES: Final = 1_000
 _WORDS: Final = {"": np.nan, "true": 1.0, "false": 0.0}
 
+_MAGIC: Final = b"\x89regress 2\n"
+_COLUMNS: Final = "application", "kind", "name", "subgroup", "wall_ns", "driver_ns", "stage_ns"
+
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Column = Floats | npt.NDArray[np.uint64]
+Hashes = npt.NDArray[np.uint64]
+Column = Floats | Hashes
 
 
 class ResultError(OrchestratorError):
@@ -72,50 +74,30 @@ class Side(Record, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class _Head(msgspec.Struct, kw_only=True):
-    version: int
-    side: Side
-    applications: list[str]
-    kinds: list[str]
-    names: list[str]
-    lost: list[Lost]
+class Results(Columns, frozen=True, eq=False, kw_only=True):
+    """The results of one side. Columns have one row for each executable, in any order."""
 
-
-@frozen(eq=False)
-class Results:
-    """The results of one side. Columns have one row for each executable, in any order.
-
-    Attributes:
-        side: Whose they are.
-        applications: Names that `application` counts; likewise `kinds` and `names`.
-        application: Place of the application, shape (n,).
-        kind: Place of the pipeline's kind.
-        key: Hash of the pipeline in its set.
-        number: Number of the executable in its pipeline, from 0.
-        name: Place of the executable's name.
-        subgroup: VkPipelineExecutablePropertiesKHR::subgroupSize.
-        wall_ns: Elapsed time of the pipeline's creation call, ns; on each of its rows.
-        driver_ns: Its creation feedback, ns; 0 without.
-        stage_ns: Creation feedback of the executable's stages, ns.
-        statistics: By name: float64 with NaN where an executable lacks it; of hashes uint64, and 0.
-        lost: Pipelines without code.
-    """
-
-    side: Side
-    applications: tuple[str, ...]
+    side: Side  # Whose they are.
+    applications: tuple[str, ...]  # Names that `application` counts; likewise `kinds` and `names`.
     kinds: tuple[str, ...]
     names: tuple[str, ...]
-    application: Integers
-    kind: Integers
-    key: npt.NDArray[np.uint64]
-    number: Integers
-    name: Integers
-    subgroup: Integers
-    wall_ns: Integers
-    driver_ns: Integers
-    stage_ns: Integers
-    statistics: Mapping[str, Column]
-    lost: tuple[Lost, ...] = ()
+    application: Integers  # Place of the application, shape (n,).
+    kind: Integers  # Place of the pipeline's kind.
+    key: Hashes  # Hash of the pipeline in its set.
+    number: Integers  # Number of the executable in its pipeline, from 0.
+    name: Integers  # Place of the executable's name.
+    subgroup: Integers  # VkPipelineExecutablePropertiesKHR::subgroupSize.
+    wall_ns: Integers  # Elapsed time of the pipeline's creation call; on each of its rows.
+    driver_ns: Integers  # Its creation feedback; 0 without.
+    stage_ns: Integers  # Creation feedback of the executable's stages.
+    numbers: dict[str, Floats]  # Statistics by name; NaN where an executable lacks one.
+    hashes: dict[str, Hashes]  # Statistics that are hashes; 0 where an executable lacks one.
+    lost: tuple[Lost, ...] = ()  # Pipelines without code.
+
+    @property
+    def statistics(self) -> dict[str, Column]:
+        """All statistics, by name."""
+        return {**self.numbers, **self.hashes}
 
     def __len__(self) -> int:
         """Number of executables."""
@@ -127,28 +109,7 @@ class Results:
         Raises:
             SaveError: It cannot be written.
         """
-        head = _Head(
-            version=1,
-            side=self.side,
-            applications=list(self.applications),
-            kinds=list(self.kinds),
-            names=list(self.names),
-            lost=list(self.lost),
-        )
-        columns = {each: getattr(self, each) for each in _COLUMNS}
-        # Statistics by number, because their names need not fit a file name.
-        columns |= {f"statistic {place}": each for place, each in enumerate(self.statistics.values())}
-        columns["head"] = np.frombuffer(msgspec.json.encode(head), np.uint8)
-        columns["statistics"] = np.frombuffer(msgspec.json.encode(list(self.statistics)), np.uint8)
-        content = io.BytesIO()
-        np.savez_compressed(content, **columns)
-        write_document(path.absolute(), content.getvalue())
-
-
-_COLUMNS: Final = (
-    *("application", "kind", "key", "number", "name", "subgroup"),
-    *("wall_ns", "driver_ns", "stage_ns"),
-)
+        write_document(path.absolute(), _MAGIC + encode_msgpack(self))
 
 
 @define(eq=False)
@@ -157,13 +118,12 @@ class ResultBuilder:
 
     _places: dict[str, dict[str, int]] = field(factory=lambda: {"application": {}, "kind": {}, "name": {}})
     _chunks: list[dict[str, npt.NDArray[Any]]] = field(factory=list)
-    _statistics: list[dict[str, Column]] = field(factory=list)
-    _names: dict[str, None] = field(factory=dict)
+    _statistics: list[Mapping[str, Column]] = field(factory=list)
 
     def add(
         self,
         texts: Mapping[str, Sequence[str]],
-        keys: npt.NDArray[np.uint64],
+        keys: Hashes,
         numbers: Mapping[str, Integers],
         statistics: Mapping[str, Column],
     ) -> None:
@@ -173,8 +133,7 @@ class ResultBuilder:
             places = self._places[column]
             chunk[column] = np.array([places.setdefault(each, len(places)) for each in values], np.int64)
         self._chunks.append(chunk)
-        self._statistics.append(dict(statistics))
-        self._names.update(dict.fromkeys(statistics))
+        self._statistics.append(statistics)
 
     def done(self, side: Side, lost: Sequence[Lost] = ()) -> Results:
         """The results."""
@@ -182,15 +141,23 @@ class ResultBuilder:
         def joined(name: str, kind: type) -> npt.NDArray[Any]:
             return np.concatenate([np.zeros(0, kind), *(each[name] for each in self._chunks)]).astype(kind)
 
-        columns: dict[str, Any] = {
-            each: joined(each, np.int64) for each in _COLUMNS if each not in ("key", "number")
-        }
+        columns: dict[str, Any] = {each: joined(each, np.int64) for each in _COLUMNS}
         columns["key"] = joined("key", np.uint64)
         rows, columns["number"] = _numbered(columns["application"], columns["key"])
-        statistics = {name: self._statistic(name)[rows] for name in self._names}
         columns = {name: each[rows] for name, each in columns.items()}
+        names = dict.fromkeys(chain.from_iterable(self._statistics))
+        statistics: dict[bool, dict[str, Any]] = {False: {}, True: {}}
+        for name in names:
+            statistics[is_hash(name)][name] = self._statistic(name)[rows]
         places: dict[str, Any] = {f"{name}s": tuple(self._places[name]) for name in self._places}
-        return Results(side=side, statistics=statistics, lost=tuple(lost), **places, **columns)
+        return Results(
+            side=side,
+            numbers=statistics[False],
+            hashes=statistics[True],
+            lost=tuple(lost),
+            **places,
+            **columns,
+        )
 
     def _statistic(self, name: str) -> Column:
         kind: Any = np.uint64 if is_hash(name) else np.float64
@@ -202,7 +169,7 @@ class ResultBuilder:
         return np.concatenate([np.zeros(0, kind), *parts])
 
 
-def _numbered(application: Integers, keys: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.intp], Integers]:
+def _numbered(application: Integers, keys: Hashes) -> tuple[npt.NDArray[np.intp], Integers]:
     # Rows to keep, and the number of each row in its run of one pipeline.
     count = len(keys)
     if not count:
@@ -230,43 +197,20 @@ def read_results(path: Path) -> Results:
         OSError: It cannot be read.
     """
     with path.open("rb") as stream:
-        magic = stream.read(4)
-    return _read_own(path) if magic == b"PK\x03\x04" else _read_csv(path)
-
-
-def _read_own(path: Path) -> Results:
+        if stream.read(len(_MAGIC)) != _MAGIC:
+            return _read_csv(path)
+        data = stream.read()
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-            head = msgspec.json.decode(file["head"].tobytes(), type=_Head)
-            names = msgspec.json.decode(file["statistics"].tobytes(), type=list[str])
-            columns = {each: file[each] for each in _COLUMNS}
-            statistics = {name: file[f"statistic {place}"] for place, name in enumerate(names)}
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile, msgspec.MsgspecError) as error:
+        found = decode_msgpack(data, Results)
+    except (ValueError, msgspec.MsgspecError) as error:
         raise ResultError(str(path), f"is no result file of regress: {error}") from error
-    if head.version != 1:
-        raise ResultError(str(path), f"is of version {head.version}; this program knows 1")
-    counted = {"application": head.applications, "kind": head.kinds, "name": head.names}
-    shapes = {each.shape for each in (*columns.values(), *statistics.values())}
-    if len(shapes) != 1 or any(len(each) != 1 for each in shapes):
+    columns = [*found.at(slice(None)).values(), *found.statistics.values()]
+    if len({each.shape for each in columns}) != 1:
         raise ResultError(str(path), "its columns differ in length")
-    for name, each in columns.items():
-        if each.dtype != (np.uint64 if name == "key" else np.int64):
-            raise ResultError(str(path), f"its column {name} is of type {each.dtype}")
-        known = counted.get(name)
-        if known is not None and each.size and not 0 <= each.min() <= each.max() < len(known):
-            raise ResultError(str(path), f"its column {name} names what the file does not have")
-    for name, each in statistics.items():
-        if each.dtype != (np.uint64 if is_hash(name) else np.float64):
-            raise ResultError(str(path), f"its statistic {name} is of type {each.dtype}")
-    return Results(
-        side=head.side,
-        applications=tuple(head.applications),
-        kinds=tuple(head.kinds),
-        names=tuple(head.names),
-        statistics=statistics,
-        lost=tuple(head.lost),
-        **columns,
-    )
+    counted = (found.application, found.applications), (found.kind, found.kinds), (found.name, found.names)
+    if any(len(each) and not 0 <= each.min() <= each.max() < len(known) for each, known in counted):
+        raise ResultError(str(path), "a column of it names what the file does not have")
+    return found
 
 
 def _read_csv(path: Path) -> Results:
@@ -353,7 +297,7 @@ def _floats(texts: Sequence[str]) -> Floats:
         return np.array([_WORDS[each] if each in _WORDS else float(each) for each in texts], np.float64)
 
 
-def _hashes(texts: Sequence[str], base: int = 0) -> npt.NDArray[np.uint64]:
+def _hashes(texts: Sequence[str], base: int = 0) -> Hashes:
     found = (int(each, base if base else 16 if each[:2] == "0x" else 10) if each else 0 for each in texts)
     return np.fromiter((each & 0xFFFF_FFFF_FFFF_FFFF for each in found), np.uint64, len(texts))
 

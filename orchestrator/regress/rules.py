@@ -6,7 +6,10 @@ never                nothing
 spills>0             executables that spill and did not before
 CodeSize>+1%         the sum of a statistic over all executables, by its share or by its amount
 MaxWaves<-1%
-time>+5%             compile time, where its whole interval lies beyond
+time>+5%             compile time, where it changed beyond noise, and its whole interval lies beyond
+
+Of benchmarks, `crash` is a sample that could not be taken, `any` is any change beyond noise, and `cpu` and
+`memory` are compared like `time`, cell by cell. `undecided` is time without a verdict, or a missing cell.
 """
 
 from __future__ import annotations
@@ -16,11 +19,14 @@ from typing import Final
 
 from attrs import frozen
 
+from orchestrator.bench.compare import ChangeReport
+from orchestrator.bench.statistics import Difference
 from orchestrator.regress.comparison import OnlyOne, SideComparison
 from orchestrator.regress.times import TimeChange
 from orchestrator.run.records import Record
 
 DEFAULT_RULES: Final = "crash", "refused"
+BENCH_RULES: Final = *DEFAULT_RULES, "time>0%"
 _WORDS: Final = {"crash": "crashed", "refused": "failed"}
 _RULE: Final = re.compile(r"(?P<name>[^<>]*[^<> ]) ?(?P<way>[<>]) ?(?P<least>[+-]?\d+(\.\d+)?)(?P<share>%?)")
 
@@ -42,13 +48,13 @@ class FailRule:
         Raises:
             ValueError: It is none.
         """
-        if text in (*_WORDS, "any", "never"):
+        if text in (*_WORDS, "undecided", "any", "never"):
             return cls(text)
         found = _RULE.fullmatch(text)
         if found is None:
             raise ValueError(
-                f"{text!r} is no rule: expected is crash, refused, any, never, or one such as spills>0, "
-                "CodeSize>+1%, time>+5%"
+                f"{text!r} is no rule: expected is crash, refused, undecided, any, never, or one such "
+                "as spills>0, CodeSize>+1%, time>+5%"
             )
         limit = float(found["least"]) / (100.0 if found["share"] else 1.0)
         return cls(text, found["name"], found["way"] == ">", limit, bool(found["share"]))
@@ -74,7 +80,7 @@ def judge(rule: FailRule, found: SideComparison, time: TimeChange | None = None)
         keys = [f"{key:016x}" for each in lost for _, key in each.pipelines]
         told = f"{len(keys):,} new: {', '.join(keys[:8])}" if keys else "none new"
         return RuleVerdict(rule.text, bool(keys), told)
-    if rule.name == "time":
+    if rule.name == "time" or rule.text == "undecided":
         return _judge_time(rule, time)
     if rule.name == "spills":
         amount = float(len(found.new_of("spill")))
@@ -99,7 +105,39 @@ def _judged(rule: FailRule, amount: float, told: str) -> RuleVerdict:
 def _judge_time(rule: FailRule, time: TimeChange | None) -> RuleVerdict:
     if time is None:
         return RuleVerdict(rule.text, False, "compile time was not measured: --time N does it")
-    shares = time.driver.low - 1.0, time.driver.high - 1.0
-    told = f"{time.driver.median - 1.0:+.2%} [{shares[0]:+.2%}, {shares[1]:+.2%}], {time.verdict}"
-    beyond = min(shares) > rule.limit if rule.above else max(shares) < rule.limit
-    return RuleVerdict(rule.text, beyond and time.is_decided, told)
+    broken = _is_beyond(rule, time.difference) if rule.name else not time.is_decided
+    return RuleVerdict(rule.text, broken, f"{_ratio_text(time.difference)}, {time.verdict}")
+
+
+def judge_bench(rule: FailRule, found: ChangeReport) -> RuleVerdict:
+    """Whether a comparison of benchmarks breaks a rule."""
+    if not rule.name:
+        broken = {
+            "crash": bool(found.failed),
+            "refused": found.refused_added > 0,
+            "undecided": bool(found.undecided or found.missing),
+            "any": bool(found.slower or found.faster or found.missing),
+        }
+        return RuleVerdict(rule.text, broken.get(rule.text, False), found.missing or "nothing is missing")
+    figure = {"time": "decisive"}.get(rule.name, rule.name)
+    if figure not in ("decisive", "cpu", "memory"):
+        return RuleVerdict(rule.text, False, "a benchmark has time, cpu and memory")
+    cells = [(each.after, getattr(each, figure)) for each in found.changes]
+    beyond = [
+        f"{cell.start}, {cell.workers} workers, {cell.mode}: {_ratio_text(each)}"
+        for cell, each in cells
+        if _is_beyond(rule, each)
+    ]
+    return RuleVerdict(rule.text, bool(beyond), "; ".join(beyond) or f"none of {len(cells)} cells")
+
+
+def _is_beyond(rule: FailRule, found: Difference) -> bool:
+    # What lies within the noise of the machine breaks no rule about a change.
+    low, high = found.ratio.low - 1.0, found.ratio.high - 1.0
+    if rule.above:
+        return low > rule.limit and (found.higher or (found.decided and rule.limit < 0))
+    return high < rule.limit and (found.lower or (found.decided and rule.limit > 0))
+
+
+def _ratio_text(found: Difference) -> str:
+    return f"{found.ratio.median - 1:+.2%} [{found.ratio.low - 1:+.2%}, {found.ratio.high - 1:+.2%}]"

@@ -7,6 +7,7 @@ import pytest
 
 from orchestrator.bench.compare import compare_samples
 from orchestrator.bench.rows import FailedSample, Sample, Turn, fields_of
+from orchestrator.regress.rules import FailRule, judge_bench
 from tests.bench.support import ENVIRONMENT, series
 
 WALLS = [10.0, 10.2, 9.9, 10.1, 9.8, 10.0, 10.1]
@@ -32,20 +33,27 @@ def test_each_figure_is_held_against_its_own_noise() -> None:
     assert change.memory.lower  # the control's memory is steady, whatever its time is
 
 
-def test_a_change_of_the_threshold_itself_is_not_over_it() -> None:
+def test_a_rule_is_broken_where_the_whole_interval_lies_beyond() -> None:
     slower, faster = compare_samples(results(), results(2.0)), compare_samples(results(2.0), results())
     assert slower.changes[0].time.ratio.median == 2.0
-    assert (slower.slower(1.0), faster.faster(1.0)) == ((), ())
-    assert len(slower.slower(0.99)) == len(faster.faster(0.99)) == 1
+    rules = ("time>+100%", slower), ("time>+90%", slower), ("time<-50%", faster), ("time<-45%", faster)
+    broken = [judge_bench(FailRule.parse(rule), report).broken for rule, report in rules]
+    assert broken == [False, True, False, True]
+
+
+def test_what_lies_within_noise_breaks_no_rule() -> None:
+    report = compare_samples(results(), results(1.01))
+    assert report.changes[0].time.ratio.low > 1 - 0.03
+    for rule in ("time>0%", "any", "undecided"):
+        assert not judge_bench(FailRule.parse(rule), report).broken
+    assert judge_bench(FailRule.parse("time>-10%"), report).broken  # a gain that was to come
 
 
 def test_a_build_that_adds_pipelines_is_told_in_one_sentence() -> None:
     after = results(5.1, set_pipelines=1312, set_hash="1" * 16)
     report = compare_samples(results(), after)
     assert report.pipelines_added == 312
-    assert report.summary().startswith(
-        "adds 312 pipelines, +41 s cold (shared, 4 workers); of 1 cell 1 slower"
-    )
+    assert report.summary.startswith("adds 312 pipelines, +41 s cold (shared, 4 workers); of 1 cell 1 slower")
     assert any(each.startswith("hash of the set") for each in report.differences)
 
 
@@ -78,7 +86,7 @@ def test_of_several_devices_only_those_that_are_chosen_are_compared_and_told() -
 def test_runs_that_repeat_the_set_differently_are_compared_by_pass() -> None:
     report = compare_samples(results(passes=1), results(3.0, passes=3))
     assert report.changes[0].time.ratio.median == pytest.approx(1.0)
-    assert report.slower() == ()
+    assert report.slower == ()
 
 
 def test_memory_of_runs_that_repeat_the_set_differently_is_not_judged() -> None:
@@ -93,7 +101,7 @@ def test_the_merge_counts_once_a_pass_and_keys_count() -> None:
     many = results(passes=1000, start="warm")  # 10 ms a pass
     report = compare_samples(many, results(passes=1000, start="warm", merge_ns=10_000_000))
     assert report.changes[0].time.ratio.median == pytest.approx(2.0)
-    assert len(report.slower()) == 1
+    assert len(report.slower) == 1
     report = compare_samples(results(), results(keys_ns=10_000_000_000))
     assert report.changes[0].time.ratio.median == pytest.approx(2.0)
 
@@ -102,14 +110,14 @@ def test_without_controls_nothing_is_called_a_change() -> None:
     without = [each for each in results(3.0) if not each.control]
     report = compare_samples(results(), without)
     assert report.changes[0].time.ratio.low > 2
-    assert report.slower() == ()
+    assert report.slower == ()
 
 
 def test_a_control_of_one_pair_is_too_short_also_beside_a_long_one() -> None:
     after = [each for each in results(1.3) if not each.control or each.round == 2]
     for first, second in ((results(), after), (after, results())):
         report = compare_samples(first, second)
-        assert (report.slower(), report.faster(), len(report.undecided)) == ((), (), 1)
+        assert (report.slower, report.faster, len(report.undecided)) == ((), (), 1)
 
 
 def failures(rows: list[Sample]) -> list[FailedSample]:
@@ -127,22 +135,20 @@ def test_pipelines_that_are_refused_pass_for_no_gain() -> None:
     half = results(0.5, created=500, failed=500)
     report = compare_samples(results(), half)
     assert "pipelines refused in a pass: 0 -> 500" in report.differences
-    assert report.summary().endswith(
-        "of 1 cell 1 faster; the driver refuses 500 pipelines more, whose time is missing"
-    )
-    assert not report.is_complete
-    assert compare_samples(half, results()).is_complete
-    assert compare_samples(half, results(created=1500, failed=1500, passes=3)).is_complete  # the same 500
+    assert report.summary.endswith("of 1 cell 1 faster")
+    assert report.missing == "500 more pipelines refused"
+    assert not compare_samples(half, results()).missing
+    assert not compare_samples(half, results(created=1500, failed=1500, passes=3)).missing  # the same 500
 
 
 def test_time_needs_equal_waits_for_a_processor_and_cpu_time_decides_without() -> None:
     busy = results(2.3, run_delay_ns=600_000_000)
     report = compare_samples(results(), busy)
-    assert (report.slower(), report.undecided) == ((), ())
+    assert (report.slower, report.undecided) == ((), ())
     assert "time without a processor: 0% -> 60%" in report.differences
     (change,) = compare_samples(
         results(), results(2.3, run_delay_ns=600_000_000, cpu_ns=1_300_000_000)
-    ).slower()
+    ).slower
     assert change.decisive is change.cpu
 
 

@@ -270,12 +270,11 @@ def test_compare_closes_a_gate(call: Call, tmp_path: Path) -> None:
     assert "of 1 cell 1 slower beyond noise" in done.out
     still = call("compare", before, slower, "-q")
     assert (still.code, still.out) == (1, "")
-    assert still.err.startswith(f"{before} -> {slower}: ")
-    assert "slower beyond noise" in still.err
+    assert still.err.startswith("broken  time>0%: cold, 1 workers, shared: +50")
     assert call("compare", slower, before).code == 0
-    assert call("compare", slower, before, "--fail-on", "change").code == 1
+    assert call("compare", slower, before, "--fail-on", "any").code == 1
     assert call("compare", before, slower, "--fail-on", "never").code == 0
-    assert call("compare", before, slower, "--threshold", "0.6").code == 0
+    assert call("compare", before, slower, "--fail-on", "time>+60%").code == 0
     few = tmp_path / "few"
     few.mkdir()
     lines = (slower / "results.jsonl").read_bytes().splitlines(keepends=True)
@@ -311,11 +310,11 @@ def test_what_failed_or_is_missing_does_not_pass_a_gate(call: Call, tmp_path: Pa
         writer.write(broke)
     with RowWriter(failed / "results.jsonl") as writer:
         writer.write(msgspec.structs.replace(broke, mode=CacheMode.SHARED, workers=1, control=True))
-    assert call("compare", missing, other_mode, "--fail-on", "change").code == 0
-    for first, after in ((before, missing), (missing, failed)):
-        assert call("compare", first, after).code == 0
+    assert call("compare", missing, other_mode, "--fail-on", "any").code == 0
+    for code, first, after in ((0, before, missing), (1, missing, failed)):
+        assert call("compare", first, after).code == code
         assert call("compare", first, after, "--fail-on", "never").code == 0
-        for gate in ("undecided", "change"):
+        for gate in ("undecided", "any"):
             assert call("compare", first, after, "--fail-on", gate).code == 1
     done = call("compare", missing, failed)
     assert "failed after: test, cold, 1 worker, shared (control): it broke" in done.out
@@ -327,7 +326,7 @@ def test_a_run_that_refuses_or_skips_pipelines_is_not_passed_off_as_fast(call: C
     """Those that a new driver crashed on are in quarantine, and the rest is as fast as before."""
     before, half = results(tmp_path / "a"), results(tmp_path / "b", 0.5, created=500, failed=500)
     skipping = results(tmp_path / "c", skipped=14)
-    for gate, code, skipped in (("slower", 1, 0), ("undecided", 1, 1), ("change", 1, 1), ("never", 0, 0)):
+    for gate, code, skipped in (("refused", 1, 0), ("undecided", 1, 1), ("any", 1, 1), ("never", 0, 0)):
         assert call("compare", before, half, "--fail-on", gate).code == code
         assert call("compare", before, skipping, "--fail-on", gate).code == skipped
     (document,) = call("compare", before, half, "--json").document["files"]
@@ -380,7 +379,7 @@ def test_compare_says_what_is_wrong_with_its_files(call: Call, tmp_path: Path) -
     bad = tmp_path / "bad.jsonl"
     bad.write_text("{}\n")
     done = call("compare", good, bad)
-    assert (done.code, "line 1" in done.err) == (2, True)
+    assert (done.code, "line 1" in done.err, "by `orchestrator regress`" in done.err) == (2, True, True)
     done = call("compare", good, other)
     assert (done.code, "no cell in common: mode: shared and none" in done.err) == (2, True)
 

@@ -108,7 +108,7 @@ def test_another_build_of_mesa_on_captured_sets(regress: Regress, other_mesa: Pa
     crashed = [each for each in found["only_one"] if each["status"] == "crashed"]
     assert {each["side"] for each in crashed} == {"before"}
     assert {each["rule"]: each["broken"] for each in found["rules"]}["crash"]
-    results = [read_results(tmp_path / f"{side}.npz") for side in ("before", "after")]
+    results = [read_results(tmp_path / f"{side}.results") for side in ("before", "after")]
     again = compare_results(*results)
     assert computed(again) == recomputed(*results)
     untold = [each for each in found["only_one"] if each["status"] == "untold"]

@@ -78,7 +78,7 @@ REFUSED = {
         f"bench sample -d simulated -o out {option} {'9' * 30}": "1 to 1000"
         for option in ("--batch", "--warm-batch", "--warm-passes", "--samples")
     },
-    **{f"compare . . --threshold {each}": "a share of 0 or more" for each in ("-1", "nan", "inf")},
+    **{f"compare . . --fail-on {each}": "is no rule" for each in ("slower", "time=1", "'time>nan'")},
     "bench empty.foz -d simulated -o out": "holds no pipelines",
     "calibrate --set empty.foz -d simulated --cache-dir cache": "holds no pipelines",
     # Options that cannot be meant.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
+from msgspec import structs
 
 from orchestrator.regress.comparison import SideComparison, compare_results
 from orchestrator.regress.directions import statistic_of
@@ -88,8 +88,8 @@ def test_the_smallest_comes_first_of_what_one_debugs(tmp_path: Path) -> None:
 
 def test_results_survive_being_saved(tmp_path: Path) -> None:
     before = read_results(write_csv(tmp_path / "before.csv", random_rows(0, 0.0)))
-    before.save(tmp_path / "saved.npz")
-    found = compare_results(before, read_results(tmp_path / "saved.npz"))
+    before.save(tmp_path / "saved.results")
+    found = compare_results(before, read_results(tmp_path / "saved.results"))
     assert found.is_identical
     assert found.total.executables == 400
 
@@ -114,14 +114,17 @@ def test_a_file_that_is_none_is_refused_with_its_place(tmp_path: Path, text: str
 
 def test_a_damaged_result_file_is_refused(tmp_path: Path) -> None:
     results = read_results(write_csv(tmp_path / "some.csv", random_rows(0, 0.0)))
-    path = tmp_path / "saved.npz"
+    path = tmp_path / "saved.results"
     results.save(path)
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(ResultError, match="no result file"):
         read_results(path)
-    np.savez(tmp_path / "other.npz", head=np.zeros(3, np.uint8))
-    with pytest.raises(ResultError, match="no result file"):
-        read_results(tmp_path / "other.npz")
+    structs.replace(results, name=results.name[:-1]).save(path)
+    with pytest.raises(ResultError, match="differ in length"):
+        read_results(path)
+    structs.replace(results, name=results.name + 7).save(path)
+    with pytest.raises(ResultError, match="names what the file does not have"):
+        read_results(path)
 
 
 def test_the_table_of_directions_has_words_that_are_known() -> None:
