@@ -17,7 +17,9 @@ from orchestrator.cli.output import Output
 
 if TYPE_CHECKING:
     from orchestrator.cli.regressed import Judged
+    from orchestrator.regress.code import ShaderCode
     from orchestrator.regress.comparison import SideComparison
+    from orchestrator.regress.live import LiveComparison
     from orchestrator.regress.rules import FailRule
 
 _NOTHING = Parameter(show_default=lambda _: "none")
@@ -36,6 +38,8 @@ class RegressArguments:
         workers: Number of workers of each side.
         fail_on: What causes exit code 1: `crash`, `refused`, `any`, `never`, or a rule such as `spills>0`,
             `CodeSize>+1%`, `MaxWaves<-1%`, `time>+5%`. May be given several times.
+        disasm: Write the code of the shaders that the report names (the internal representations), and
+            what differs in it, into this directory. With `--out` the page shows both sides.
         bisect: Exit with 125 if a side cannot be judged, for `git bisect run`.
         out: Write report.md, report.html, rows.csv, junit.xml and the results of both sides into this
             directory. With it the same command continues where it was stopped.
@@ -55,6 +59,7 @@ class RegressArguments:
     fail_on: Annotated[list[str] | None, Parameter(negative="", show_default=lambda _: "crash, refused")] = (
         None
     )
+    disasm: Annotated[Path | None, _NOTHING] = None
     bisect: Flag = False
     out: Annotated[Path | None, _NOTHING, Parameter(alias="-o")] = None
 
@@ -121,9 +126,9 @@ def _check(sets: Sequence[str], given: RegressArguments) -> None:
     if bool(given.before) != bool(given.after):
         missing = "--after" if given.before else "--before"
         raise UsageError(f"{missing} is missing", "name both drivers, or two files of results and neither")
-    if not given.is_live and (given.device or given.time or given.workers or given.bisect):
+    if not given.is_live and (given.device or given.time or given.workers or given.bisect or given.disasm):
         raise UsageError(
-            "--device, --time, --workers and --bisect are for two drivers",
+            "--device, --time, --workers, --disasm and --bisect are for two drivers",
             "name these with --before and --after",
         )
     if not given.is_live and len(sets) != 2:
@@ -179,8 +184,21 @@ def _compiled(
             change = live.timed(selector, given.time) if given.time else None
             same = object() if given.time else _outcome(found)
             others = judged[same].devices if same in judged else ()
-            judged[same] = Judged.of((*others, selector or "the first device"), found, rules, change)
+            code = judged[same].code if same in judged else _code(live, selector, found, given.disasm)
+            judged[same] = Judged.of((*others, selector or "the first device"), found, rules, change, code)
     return list(judged.values())
+
+
+def _code(
+    live: LiveComparison, selector: str, found: SideComparison, folder: Path | None
+) -> Sequence[ShaderCode]:
+    if folder is None:
+        return ()
+    folder.mkdir(parents=True, exist_ok=True)
+    shaders = live.code(selector, found)
+    for each in shaders:
+        each.save(folder)
+    return shaders
 
 
 def _outcome(found: SideComparison) -> object:

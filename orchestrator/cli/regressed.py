@@ -11,6 +11,7 @@ from orchestrator.cli.documents import ComparedSides, CompileTimeRecord, RatioRe
 from orchestrator.cli.output import Output, display, styled, table
 from orchestrator.cli.values import write_beside
 from orchestrator.regress import reports
+from orchestrator.regress.code import ShaderCode
 from orchestrator.regress.comparison import SideComparison
 from orchestrator.regress.page import html_page
 from orchestrator.regress.rules import FailRule, RuleVerdict, judge
@@ -27,6 +28,7 @@ class Judged:
     found: SideComparison
     verdicts: tuple[RuleVerdict, ...]
     time: TimeChange | None = None
+    code: tuple[ShaderCode, ...] = ()
 
     @classmethod
     def of(
@@ -35,9 +37,10 @@ class Judged:
         found: SideComparison,
         rules: Sequence[FailRule],
         time: TimeChange | None = None,
+        code: Sequence[ShaderCode] = (),
     ) -> Judged:
         """A comparison, judged by rules."""
-        return cls(devices, found, tuple(judge(each, found, time) for each in rules), time)
+        return cls(devices, found, tuple(judge(each, found, time) for each in rules), time, tuple(code))
 
     @property
     def name(self) -> str:
@@ -104,7 +107,9 @@ def write_all(out: Path, judged: Sequence[Judged]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         files = {
             "report.md": reports.markdown(each.found, each.verdicts, each.time),
-            "report.html": html_page(each.found, each.verdicts, ", ".join(each.devices), each.time),
+            "report.html": html_page(
+                each.found, each.verdicts, ", ".join(each.devices), each.time, each.code
+            ),
             "rows.csv": reports.rows_csv(each.found),
             "junit.xml": reports.junit(each.name, each.verdicts),
         }

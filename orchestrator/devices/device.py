@@ -467,6 +467,8 @@ class PipelineExecutable(msgspec.Struct, frozen=True):
     stage_ns: int  # sum of the creation feedback of its stages, ns; 0 if the driver gives none
     # name and value of each VkPipelineExecutableStatisticKHR, in the driver's order
     statistics: tuple[tuple[str, bool | int | float], ...]
+    # name and text of each VkPipelineExecutableInternalRepresentationKHR, if asked for
+    representations: tuple[tuple[str, str], ...] = ()
 
 
 class PipelineExecutables(msgspec.Struct, frozen=True):
@@ -832,8 +834,12 @@ class Device(ABC):
         with self._bound(prepared) as bound, self.observer.calling(DriverStep.KEYS, bound.image, indices):
             return self._pipeline_keys(bound, indices)
 
-    def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
+    def pipeline_executables(
+        self, prepared: PreparedPipelines, index: int, *, code: bool = False
+    ) -> PipelineExecutables:
         """Create a pipeline without a cache, with its statistics captured, look at it, and destroy it.
+
+        With `code` its internal representations are captured too.
 
         No other thread may use it, and the libraries that it links exist. DeviceError where the device has
         no VK_KHR_pipeline_executable_properties.
@@ -842,7 +848,7 @@ class Device(ABC):
         with self._bound(prepared) as bound:
             call = self.observer.entering(DriverStep.CREATE, bound.image, number)
             try:
-                found = self._executables(bound, index)
+                found = self._executables(bound, index, code)
                 batch = CreationBatch.of_zeros(1)
                 batch.results[0], batch.durations_ns[0] = found.result, found.driver_ns
             finally:
@@ -1169,8 +1175,8 @@ class Device(ABC):
     @abstractmethod
     def _destroy_rest(self) -> None: ...
 
-    def _executables(self, bound: Any, index: int) -> PipelineExecutables:
-        del bound, index
+    def _executables(self, bound: Any, index: int, code: bool) -> PipelineExecutables:
+        del bound, index, code
         raise DeviceError(f"{self._name} has no VK_KHR_pipeline_executable_properties, so no statistics")
 
     def _closing(self) -> None:  # noqa: B027 - only some have to let calls in flight return

@@ -18,11 +18,15 @@ from attrs import frozen
 
 from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import SentError
+from orchestrator.devices.device import PipelineExecutable
 from orchestrator.errors import DeviceError
+from orchestrator.regress.code import ShaderCode, named
+from orchestrator.regress.comparison import SideComparison
 from orchestrator.regress.results import Results, Side, read_results
 from orchestrator.regress.service import Measure, Measured, Prove, SideAnswer, TakeTime
 from orchestrator.regress.sides import Proof, SideDriver, require_different
 from orchestrator.regress.times import Floats, TimeChange, time_change
+from orchestrator.run.statistics import inspected
 
 _T = TypeVar("_T", Proof, Measured)
 
@@ -64,14 +68,55 @@ class LiveComparison:
             notes=tuple(filter(None, [_variables_text(side.variables), note])),
         )
         self._say(f"compiling with {side.name} on {selector or 'the first device'}")
-        which = proof.build_id, proof.library, sorted(side.variables.items()), selector
-        result = self.work / f"{self._hash_of(side.name, *which)}.results"
-        journals = {each: str(self.work / f"{self._hash_of(each, *which)}.journal") for each in self.sets}
-        self._ask(side, Measure(journals, selector, self.workers, told, str(result)), Measured)
-        return read_results(result)
+        request = self._request(side, told, selector, dict.fromkeys(self.sets))
+        self._ask(side, request, Measured)
+        return read_results(Path(request.result))
 
-    def _hash_of(self, *facts: object) -> str:
-        return blake2b(msgspec.json.encode(facts), digest_size=8).hexdigest()
+    def _request(
+        self, side: SideDriver, told: Side, selector: str, keys: Mapping[str, list[int] | None]
+    ) -> Measure:
+        def path(suffix: str, *facts: object) -> str:
+            which = *facts, told.build_id, told.library, sorted(side.variables.items()), selector
+            return str(self.work / (blake2b(msgspec.json.encode(which), digest_size=8).hexdigest() + suffix))
+
+        journals = {each: path(".journal", each, chosen) for each, chosen in keys.items()}
+        few = {each: chosen for each, chosen in keys.items() if chosen is not None}
+        result = path(".results", side.name, bool(few))
+        return Measure(journals, selector, self.workers, told, result, few or None)
+
+    def code(self, selector: str, found: SideComparison) -> list[ShaderCode]:
+        """The code of both sides of what a report names, in a second pass over these pipelines."""
+        places = named(found)
+        rows = found.first[places]
+        before = found.before
+        applications = [before.applications[each] for each in before.application[rows].tolist()]
+        pipelines = list(zip(applications, before.key[rows].tolist(), strict=True))
+        keys: dict[str, list[int] | None] = {
+            each: sorted({key for of, key in pipelines if of == each}) for each in dict.fromkeys(applications)
+        }
+        sides: list[dict[tuple[str, int], tuple[PipelineExecutable, ...]]] = []
+        for side, results in zip(self.sides, (before, found.after), strict=True):
+            self._say(f"asking {side.name} for the code of {len(pipelines):,} shaders")
+            request = self._request(side, results.side, selector, keys)
+            if pipelines:
+                self._ask(side, request, Measured)
+            journals = request.journals.items()
+            sides.append(
+                {
+                    (of, each.key): each.found.executables
+                    for of, at in journals
+                    for each in inspected(Path(at))
+                }
+            )
+        told = []
+        for place, row, pipeline in zip(places.tolist(), rows.tolist(), pipelines, strict=True):
+            number = int(before.number[row])
+            both = [side.get(pipeline, ())[number:][:1] for side in sides]
+            first, second = (each[0].representations if each else () for each in both)
+            application = found.applications[int(found.application[place])]
+            name = before.names[before.name[row]]
+            told.append(ShaderCode(application, pipeline[1], number, name, first, second))
+        return told
 
     def timed(self, selector: str, rounds: int) -> TimeChange:
         """How compile times differ on a device; pipelines that all samples compiled count."""

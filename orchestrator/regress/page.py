@@ -8,6 +8,7 @@ import numpy as np
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.regress import reports
+from orchestrator.regress.code import ShaderCode
 from orchestrator.regress.comparison import SideComparison
 from orchestrator.regress.rules import RuleVerdict
 from orchestrator.regress.times import TimeChange
@@ -20,7 +21,11 @@ class PageError(OrchestratorError):
 
 
 def html_page(
-    found: SideComparison, verdicts: Sequence[RuleVerdict], devices: str = "", time: TimeChange | None = None
+    found: SideComparison,
+    verdicts: Sequence[RuleVerdict],
+    devices: str = "",
+    time: TimeChange | None = None,
+    code: Sequence[ShaderCode] = (),
 ) -> str:
     """The page.
 
@@ -56,6 +61,7 @@ def html_page(
         ],
         sections=list(reports.sections(found, None)),
         rows=rows[:_MOST_ROWS],
+        code=code,
         left=max(0, len(rows) - _MOST_ROWS),
     )
 

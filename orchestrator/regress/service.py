@@ -25,6 +25,7 @@ from orchestrator.regress.sides import Proof, proof_of
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.run.statistics import inspected
+from orchestrator.sets.subset import Subset
 from orchestrator.supervise.compiling import compile as compile_set
 
 
@@ -35,13 +36,14 @@ class Prove(msgspec.Struct, frozen=True, tag=True):
 
 
 class Measure(msgspec.Struct, frozen=True, tag=True):
-    """A request: ask for the statistics of all pipelines of some sets, into a result file."""
+    """A request: ask for the statistics of all pipelines of some sets, or for those and code of a few."""
 
     journals: dict[str, str]  # of each set, by its path
     selector: str
     workers: int | None
     side: Side
     result: str
+    keys: dict[str, list[int]] | None = None  # of each set, by its path; None for all, without code
 
 
 class TakeTime(msgspec.Struct, frozen=True, tag=True):
@@ -96,6 +98,8 @@ def _measured(request: Measure) -> Measured:
     builder, lost = ResultBuilder(), list[Lost]()
     for path, journal in request.journals.items():
         options = evolve(_options(request.selector, request.workers), statistics_journal=journal)
+        if request.keys is not None:
+            options = evolve(options, statistics_code=True, subset=Subset(keys=frozenset(request.keys[path])))
         gone = _lost(path, compile_set(path, options.selector, options=options))
         lost += gone
         keys = {each.key for each in gone}

@@ -412,7 +412,7 @@ class CompileJob:
         return await self._timed("prepare", lambda: rest_of(built, rows))
 
     def _prepare(self, opened: OpenedGroup, image: CreateInfoImage) -> _GroupRun:
-        device, journal = opened.device, self.options.statistics_journal
+        device, journal, code = opened.device, self.options.statistics_journal, self.options.statistics_code
         identified: IdentifiedModules | None = None
         if self.identification is not None:
             with self._during_step("identifiers"):
@@ -421,7 +421,8 @@ class CompileJob:
         with self._during_step("prepare"):
             prepared = device.prepare(identified or image, modules_on_demand=on_demand)
         with self._during_step("cache_load"):
-            statistics = StatisticsSource.of(device, opened.group.request, Path(journal)) if journal else None
+            request = opened.group.request
+            statistics = StatisticsSource.of(device, request, Path(journal), code=code) if journal else None
             return _GroupRun(device, prepared, identified, self.cache.open(device, image.keys), statistics)
 
     async def _run_pipelines(self, run: _GroupRun, beside: trio.Nursery) -> None:

@@ -397,6 +397,7 @@ class CompileOptions:
         pipeline_keys: Whether the driver is asked for pipeline keys.
         statistics_journal: Path of a journal. Every pipeline is created once, with the statistics of its code
             captured, which the journal gets (`run.statistics`); only in mode none.
+        statistics_code: Whether the journal gets the internal representations of the code too.
         subset: Which of the set's pipelines; the report counts these alone.
         only_these: Keep a cache of this set alone: where its file holds pipelines that the set does not have,
             or nobody knows, begin with an empty cache, and replace the file once all was compiled. For packs
@@ -433,6 +434,7 @@ class CompileOptions:
     trial_limits: TrialLimits = field(factory=TrialLimits, validator=validators.instance_of(TrialLimits))
     pipeline_keys: PipelineKeyUse = field(default=PipelineKeyUse.AUTO, converter=PipelineKeyUse)
     statistics_journal: str = ""
+    statistics_code: bool = _switch(False)
     subset: Subset = field(default=WHOLE, validator=validators.instance_of(Subset))
     batch_limit: int | None = _number(None, 1)
     retry_quarantined: bool = _switch(False)

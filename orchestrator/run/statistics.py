@@ -89,10 +89,11 @@ class StatisticsSource(PipelineSource):
     _group: str
     _journal: int  # descriptor
     _tells: bool  # whether the driver has statistics
+    _code: bool  # whether its code is asked for too
     _known: dict[int, PipelineExecutables] = field(factory=dict)
 
     @classmethod
-    def of(cls, device: Device, request: DeviceRequest, journal: Path) -> Self:
+    def of(cls, device: Device, request: DeviceRequest, journal: Path, *, code: bool = False) -> Self:
         """The source for an application's device.
 
         Raises:
@@ -108,7 +109,7 @@ class StatisticsSource(PipelineSource):
         group = blake2b(msgspec.msgpack.encode(request), digest_size=8).hexdigest()
         known = {each.key: each.found for each in _entries(journal) if each.group == group}
         descriptor = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        return cls(group, descriptor, tells, known)
+        return cls(group, descriptor, tells, code, known)
 
     def size(self) -> int:
         """Number of pipelines that the journal knew."""
@@ -138,7 +139,8 @@ class StatisticsSource(PipelineSource):
             if found is not None:
                 flags |= FEEDBACK_APPLICATION_CACHE_HIT
             else:
-                ask = device.pipeline_executables if self._tells else partial(_binaries_of, device)
+                asked = partial(device.pipeline_executables, code=self._code)
+                ask = asked if self._tells else partial(_binaries_of, device)
                 found = ask(prepared, index)
                 if found.result == SUCCESS:
                     self._note(InspectedPipeline(self._group, key, image.kind_of(index), found))

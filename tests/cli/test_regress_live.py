@@ -85,12 +85,24 @@ def test_one_file_twice_is_refused(regress: Regress, call: Call, library: Path) 
     assert call("regress", corpus("vkcube"), *sides, "-d", DEVICE, "--bisect").code == 125
 
 
-def test_what_is_planted_is_found(regress: Regress) -> None:
-    plain, worse = "plain=installed", "worse=+ACO_DEBUG=noopt"
-    rule = "--fail-on", "Instrs>+10%"
-    found = regress(corpus("vkcube"), "--before", plain, "--after", worse, *rule, code=1)
+def test_what_is_planted_is_found_and_its_code_shown(regress: Regress, tmp_path: Path) -> None:
+    sides = "--before", "plain=installed", "--after", "worse=+ACO_DEBUG=noopt"
+    outputs = "-o", tmp_path / "out", "--disasm", tmp_path / "code"
+    found = regress(corpus("vkcube"), *sides, *outputs, "--fail-on", "Instrs>+10%", code=1)
     change = next(each for each in found["total"]["changes"] if each["statistic"]["short"] == "Instrs")
     assert (change["better"], change["worse"]) == (0, found["total"]["executables"])
+    (shader, _) = sorted({each.stem for each in (tmp_path / "code").iterdir()})
+    before, after, difference = (
+        (tmp_path / "code" / f"{shader}.{suffix}").read_text() for suffix in ("before", "after", "diff")
+    )
+    for side in (before, after):
+        assert "===== NIR Shader(s) =====" in side
+        assert "s_endpgm" in side
+    assert before != after
+    assert difference.startswith(f"--- {shader}.before\n+++ {shader}.after\n@@")
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count('<div class="sides">') == 2
+    assert "NIR Shader" not in page  # the code of the machine alone
 
 
 def test_another_wave_size_is_found(regress: Regress) -> None:

@@ -84,6 +84,7 @@ COMMANDS = (
     # what a driver tells about a pipeline
     "vkGetPipelineExecutablePropertiesKHR",
     "vkGetPipelineExecutableStatisticsKHR",
+    "vkGetPipelineExecutableInternalRepresentationsKHR",
 )
 """The commands that the package uses, by their core names where there is one."""
 

@@ -89,15 +89,15 @@ class PipelineCreation:
                 made = self.create(bound, chosen, source, False, keep_libraries=False)
                 bound.replace_libraries(chosen, made)
 
-    def capture_libraries(self, bound: VulkanPreparedPipelines, index: int) -> None:
-        """Create the libraries of a pipeline again, once, with the flag that captures statistics.
+    def capture_libraries(self, bound: VulkanPreparedPipelines, index: int, capture: int) -> None:
+        """Create the libraries of a pipeline again, once, with the flags that capture what is asked for.
 
         A driver keeps the statistics of linked code with its library. Where one fails, its pipelines link the
         library without them.
         """
         for each in bound.all_libraries_of(np.array([index], np.int32)).tolist():
             if not bound.captured_libraries[each]:
-                with bound.one_info(each, capture_statistics=True) as infos:
+                with bound.one_info(each, capture=capture) as infos:
                     handles = bound.captured_libraries[each : each + 1]
                     self.submit(bound.image.kind_of(each), infos, handles, NO_SOURCE)
 

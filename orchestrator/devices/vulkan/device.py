@@ -40,7 +40,12 @@ from orchestrator.devices.vulkan.capabilities import Capabilities
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.creation import MissingLibraryError, PipelineCreation
 from orchestrator.devices.vulkan.instance import check, new_struct
-from orchestrator.devices.vulkan.prepared import DEFAULT_LIMIT, VulkanPreparedPipelines
+from orchestrator.devices.vulkan.prepared import (
+    CAPTURE_CODE,
+    CAPTURE_STATISTICS,
+    DEFAULT_LIMIT,
+    VulkanPreparedPipelines,
+)
 from orchestrator.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -213,21 +218,24 @@ class VulkanDevice(Device):
     def _destroy_pipelines(self, handles: Handles) -> None:
         self.context.destroy_pipelines(handles)
 
-    def _executables(self, bound: VulkanPreparedPipelines, index: int) -> PipelineExecutables:
+    def _executables(self, bound: VulkanPreparedPipelines, index: int, code: bool) -> PipelineExecutables:
         from orchestrator.devices.vulkan.executables import inspect_executables  # rarely needed
 
         if not self.capabilities.has_feature(*EXECUTABLE_INFO):
-            return super()._executables(bound, index)
+            return super()._executables(bound, index, code)
         if not bound.has_all_libraries(index):
             raise MissingLibraryError(int(bound.image.keys[index]))
         following = int(bound.image.feedback_next[index])
         rest = 0 if following < 0 else bound.address + following
+        capture = CAPTURE_STATISTICS | CAPTURE_CODE * code
         with bound.remaking:  # two calls may link one library
-            self._creation.capture_libraries(bound, index)
-        with bound.one_info(index, capture_statistics=True) as infos:
+            self._creation.capture_libraries(bound, index, capture)
+        with bound.one_info(index, capture=capture) as infos:
             kind = bound.image.kind_of(index)
             links = bool(bound.image.libraries_of(index))
-            return inspect_executables(self.context, self._creation, kind, infos, rest, links=links)
+            return inspect_executables(
+                self.context, self._creation, kind, infos, rest, links=links, code=code
+            )
 
     # --- identifiers of modules
 

@@ -26,7 +26,7 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.creation import COMMANDS, PipelineCreation
-from orchestrator.devices.vulkan.instance import new_struct, text_of
+from orchestrator.devices.vulkan.instance import check, new_struct, text_of
 
 # VkPipelineExecutableStatisticFormatKHR
 _BOOL, _INT64, _UINT64, _FLOAT64 = range(4)
@@ -40,6 +40,7 @@ def inspect_executables(
     rest: int,
     *,
     links: bool,
+    code: bool,
 ) -> PipelineExecutables:
     """Create a pipeline, ask for its executables, and destroy it."""
     info = ffi.from_buffer(COMMANDS[kind][1], infos)[0]
@@ -70,7 +71,7 @@ def inspect_executables(
     try:
         times = [(flag, _duration(of_stages[place])) for place, flag in enumerate(flags)]
         return PipelineExecutables(
-            SUCCESS, wall_ns, _duration(whole[0]), _executables(context, handle, times)
+            SUCCESS, wall_ns, _duration(whole[0]), _executables(context, handle, times, code)
         )
     finally:
         context.destroy_pipelines(handles)
@@ -81,7 +82,7 @@ def _duration(feedback: Any) -> int:
 
 
 def _executables(
-    context: DeviceContext, handle: int, stage_times: list[tuple[int, int]]
+    context: DeviceContext, handle: int, stage_times: list[tuple[int, int]], code: bool
 ) -> tuple[PipelineExecutable, ...]:
     found = context.commands.enumerate_all(
         "vkGetPipelineExecutablePropertiesKHR",
@@ -96,6 +97,7 @@ def _executables(
             subgroup_size=subgroup_size,
             stage_ns=sum(duration for flag, duration in stage_times if flag & stages),
             statistics=_statistics(context, handle, place),
+            representations=_representations(context, handle, place) if code else (),
         )
         for place, (name, subgroup_size, stages) in enumerate(found)
     )
@@ -112,6 +114,26 @@ def _statistics(
         read=lambda each: (text_of(each.name), _value(each)),
     )
     return tuple(found)
+
+
+def _representations(context: DeviceContext, handle: int, executable: int) -> tuple[tuple[str, str], ...]:
+    # The first two calls give sizes; the third one fills buffers of these.
+    command = "vkGetPipelineExecutableInternalRepresentationsKHR"
+    info = new_struct("VkPipelineExecutableInfoKHR", pipeline=handle, executableIndex=executable)
+    ask, count = getattr(context.commands, command), ffi.new("uint32_t *")
+    check(command, ask(context.handle, info, count, ffi.NULL))
+    ctype = "VkPipelineExecutableInternalRepresentationKHR"
+    found = ffi.new(f"{ctype}[]", [{"sType": new_struct(ctype).sType}] * count[0])
+    check(command, ask(context.handle, info, count, found))
+    buffers = [ffi.new("char[]", int(each.dataSize) + 1) for each in found]
+    for each, buffer in zip(found, buffers, strict=True):
+        each.pData = buffer
+    check(command, ask(context.handle, info, count, found))
+    return tuple(
+        (text_of(each.name), text_of(buffer))
+        for each, buffer in zip(found, buffers, strict=True)
+        if each.isText
+    )
 
 
 def _value(statistic: Any) -> bool | int | float:

@@ -143,7 +143,8 @@ _FAIL_ON_COMPILE_REQUIRED: Final = 0x100
 # Pipelines that wait to be destroyed; some tens of kilobytes each on most drivers.
 _MOST_DISCARDED: Final = 16_384
 _FLAGS_WORD: Final = 4  # 32-bit creation flags: after sType, padding and pNext, in all three create infos
-_CAPTURE_STATISTICS: Final = 0x40  # VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR
+CAPTURE_STATISTICS: Final = 0x40  # VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR
+CAPTURE_CODE: Final = 0x80  # VK_PIPELINE_CREATE_CAPTURE_INTERNAL_REPRESENTATIONS_BIT_KHR
 _CAPTURE_DATA: Final = 0x8000_0000  # VK_PIPELINE_CREATE_2_CAPTURE_DATA_BIT_KHR
 _FEEDBACK_WORDS: Final = 2  # VkPipelineCreationFeedback: flags (4 bytes and padding), duration
 
@@ -222,23 +223,22 @@ class VulkanPreparedPipelines(PreparedPipelines):
         indices: Indices,
         *,
         fail_on_compile_required: bool,
-        capture_statistics: bool = False,
+        capture: int = 0,
     ) -> npt.NDArray[np.uint8]:
         """Contiguous create infos of pipelines of one kind, shape (n, stride), handles filled in.
 
-        `capture_statistics` sets that flag, and links libraries that were created with it.
+        `capture` has flags that are set too; linked are libraries that were created with them.
         """
         image = self.image
         if self.has_libraries:
             handles = self.library_handles
-            if capture_statistics:
+            if capture:
                 handles = np.where(self.captured_libraries, self.captured_libraries, handles)
             for index in indices:
                 first, last = image.library_slot_start[index], image.library_slot_start[index + 1]
                 slots = image.library_slots[first:last] >> 3
                 self._words[slots] = handles[image.library_slot_pipeline[first:last]]
-        flags = _FAIL_ON_COMPILE_REQUIRED * fail_on_compile_required
-        flags += _CAPTURE_STATISTICS * capture_statistics
+        flags = capture | _FAIL_ON_COMPILE_REQUIRED * fail_on_compile_required
         infos = self._infos[kind][indices - self._first[kind]]
         infos.view(np.uint32)[:, _FLAGS_WORD] |= np.uint32(flags)
         if self._has_flags_2:
@@ -247,16 +247,12 @@ class VulkanPreparedPipelines(PreparedPipelines):
         return infos
 
     @contextmanager
-    def one_info(self, index: int, *, capture_statistics: bool = False) -> Iterator[npt.NDArray[np.uint8]]:
+    def one_info(self, index: int, *, capture: int = 0) -> Iterator[npt.NDArray[np.uint8]]:
         """A copy of the create info of one pipeline, shape (1, stride), while its modules exist."""
         own = np.array([index], np.int32)
         with self.modules(own):
-            yield self.create_infos(
-                self.image.kind_of(index),
-                own,
-                fail_on_compile_required=False,
-                capture_statistics=capture_statistics,
-            )
+            kind = self.image.kind_of(index)
+            yield self.create_infos(kind, own, fail_on_compile_required=False, capture=capture)
 
     @contextmanager
     def modules(self, indices: Indices) -> Iterator[None]:
@@ -283,7 +279,8 @@ class VulkanPreparedPipelines(PreparedPipelines):
         # VkPipelineCreateFlags2CreateInfo replaces the others.
         slots_2 = self.image.flags2_slots[indices]
         slots_2 = slots_2[slots_2 >= 0] >> 3
-        cleared = self._words[slots_2] & ~np.uint64(_FAIL_ON_COMPILE_REQUIRED | _CAPTURE_STATISTICS)
+        captures = CAPTURE_STATISTICS | CAPTURE_CODE
+        cleared = self._words[slots_2] & ~np.uint64(_FAIL_ON_COMPILE_REQUIRED | captures)
         self._words[slots_2] = cleared | np.uint64(flags)
 
     def take_feedback(self, indices: Indices) -> tuple[npt.NDArray[np.uint32], Handles]:
