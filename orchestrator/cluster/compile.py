@@ -28,6 +28,7 @@ import trio
 from attrs import define, evolve, field
 from msgspec.structs import replace
 
+from orchestrator.children.protocol import SentError
 from orchestrator.cluster.connection import Cluster, Machine, WorkerLostError, connected, processors_of
 from orchestrator.cluster.messages import (
     ClusterError,
@@ -101,6 +102,7 @@ class _Target:
     running: set[int] = field(factory=set)  # shards
     told: dict[int, ShardProgress] = field(factory=dict)  # the furthest of each shard
     reports: dict[int, CompileReport] = field(factory=dict)
+    losses: list[str] = field(factory=list)  # machines that were lost, in words
     used: dict[str, int] = field(factory=dict)  # workers, by name of a machine
     failed: OrchestratorError | None = None
     on_progress: ProgressCallback = lambda _: None
@@ -116,6 +118,7 @@ class _Target:
             isinstance(found, DeviceIdentity)
             and ProfileIdentity.of(found) == self.identity
             and machine.name not in self.refused
+            and not machine.is_leaving
         )
 
     @property
@@ -259,7 +262,11 @@ class ClusterCompiler:
             was_loaded=bool(target.seed),
             workers=sum(target.used.values()) or 1,
             stopped=bool(lacking),
-            notes=[*notes, *(f"{name} compiled nothing more: {why}" for name, why in target.refused.items())],
+            notes=[
+                *notes,
+                *target.losses,
+                *(f"{name} compiled nothing more: {why}" for name, why in target.refused.items()),
+            ],
         )
         if len(done) == target.shards:
             shutil.rmtree(target.folder, ignore_errors=True)
@@ -293,8 +300,11 @@ class ClusterCompiler:
 
     async def _choose_identity(self, target: _Target) -> list[str]:
         """Ask all machines for the target's device; returns notes about those that have another one."""
-        with trio.move_on_after(_NO_WORKER_S):
-            while not self.cluster.machines:
+        since = trio.current_time()
+        while not self.cluster.machines:
+            if trio.current_time() - since > (_PATIENCE_S if self.cluster.unanswered else _NO_WORKER_S):
+                break
+            with trio.move_on_after(1.0):
                 await self.cluster.wait()
         machines = list(self.cluster.machines.values())
         async with trio.open_nursery() as nursery:
@@ -304,7 +314,7 @@ class ClusterCompiler:
         found = {names[at]: one for at, one in target.identified.items() if isinstance(one, DeviceIdentity)}
         if not found:
             why = [f"{names[at]}: {one}" for at, one in target.identified.items()]
-            why += self.cluster.refused.values()
+            why += [*self.cluster.refused.values(), *self.cluster.unanswered.values()]
             said = "; ".join(why) or "it has no workers: `orchestrator worker ADDRESS` on each machine"
             kind = NoDeviceError if why else ClusterError
             raise kind(f"no machine of {self.cluster.address} has {target.options.selector}: {said}")
@@ -378,6 +388,7 @@ class ClusterCompiler:
         while (shard := await self._next(machine)) is not None:
             await self._give(machine, shard)
         self._lanes.discard(machine.address)
+        self.cluster.changed()  # it may be back
 
     async def _next(self, machine: Machine) -> _Shard | None:
         """The next shard that a machine may compile; waits for one. None where the machine has left."""
@@ -397,27 +408,44 @@ class ClusterCompiler:
         target.running.add(shard.number)
         try:
             made, workers = await self._compiled(machine, shard)
+            # What another machine made of it stays until this has come.
+            coming = target.folder / f"coming-{shard.number}"
+            shutil.rmtree(coming, ignore_errors=True)
+            await self.cluster.fetch(machine, made.files, coming)
             shutil.rmtree(shard.folder, ignore_errors=True)
-            await self.cluster.fetch(machine, made.files, shard.folder)
-            target.reports[shard.number] = self._kept(shard)
+            coming.rename(shard.folder)
+            report = self._kept(shard)
             target.used[machine.name] = workers
-        except WorkerLostError:
-            shard.lost.append(machine.name)
+            if report.stopped and not report.out_of_time and not self.cluster.stopping:
+                # It leaves; the next one begins with what this one has made.
+                machine.is_leaving = True
+                self.cluster.lose(machine, "leaves")
+                self._again(shard)
+            else:
+                target.reports[shard.number] = report
+        except WorkerLostError as error:
+            target.losses.append(f"{error}; another machine compiled the rest of shard {shard.number}")
+            if not machine.is_leaving and not await self.cluster.left_in_order(machine):
+                shard.lost.append(str(error))
             if len(shard.lost) < _MOST_LOST:
-                self._queue.insert(0, shard)
+                self._again(shard)
             else:
                 lost = " and ".join(shard.lost)
-                target.failed = ClusterError(f"shard {shard.number} of {target.shards} was lost with {lost}")
+                target.failed = ClusterError(f"shard {shard.number} of {target.shards} was lost: {lost}")
         except (OrchestratorError, OSError) as error:
             # The machine is to blame, or the set: another machine shows which.
             target.refused[machine.name] = str(error)
-            self._queue.insert(0, shard)
+            self._again(shard)
             if not any(map(target.takes, self.cluster.machines.values())):
-                target.failed = error if isinstance(error, OrchestratorError) else ClusterError(str(error))
+                target.failed = _of_machine(machine, error)
         finally:
             target.running.remove(shard.number)
             target.tell()
             self.cluster.changed()
+
+    def _again(self, shard: _Shard) -> None:
+        if not self.cluster.stopping:
+            self._queue.insert(0, shard)
 
     async def _compiled(self, machine: Machine, shard: _Shard) -> tuple[Made, int]:
         target = shard.target
@@ -426,6 +454,8 @@ class ClusterCompiler:
             seed = _at(target.seed, await self.cluster.send(machine, target.seed))
             target.placed[machine.address] = archives, seed
         archives, seed = target.placed[machine.address]
+        if begun := _begun(shard):
+            seed = _at(begun, await self.cluster.send(machine, begun))
         options = target.options.after(time.monotonic() - target.began)
         mode = options.mode or CacheMode.PER_WORKER
         workers = self.workers or processors_of(self.cluster, machine)
@@ -496,23 +526,44 @@ class ClusterCompiler:
         return put_cache(pack, found, cache_directory)
 
     async def _joined(self, target: _Target, packs: list[tuple[SentFile, ...]], folder: Path) -> None:
-        with trio.move_on_after(_PATIENCE_S) as patience:
-            while True:
-                for machine in list(self.cluster.machines.values()):
-                    await self._identify(machine, target)
-                    if not target.takes(machine):
-                        continue
-                    with suppress(WorkerLostError):
-                        sent = [_at(each, await self.cluster.send(machine, each)) for each in packs]
-                        request = JoinPacks(tuple(sent), target.name)
-                        patience.deadline = float("inf")
-                        made = await self.cluster.ask(machine, request, Made)
-                        shutil.rmtree(folder, ignore_errors=True)
-                        await self.cluster.fetch(machine, made.files, folder)
-                        return
-                with trio.move_on_after(1.0):
-                    await self.cluster.wait()
+        since, refused = trio.current_time(), dict[str, OrchestratorError]()
+        while trio.current_time() - since < _PATIENCE_S:
+            for machine in list(self.cluster.machines.values()):
+                await self._identify(machine, target)
+                if machine.name in refused or not target.takes(machine):
+                    continue
+                try:
+                    sent = [_at(each, await self.cluster.send(machine, each)) for each in packs]
+                    made = await self.cluster.ask(machine, JoinPacks(tuple(sent), target.name), Made)
+                    shutil.rmtree(folder, ignore_errors=True)
+                    return await self.cluster.fetch(machine, made.files, folder)
+                except WorkerLostError:
+                    since = trio.current_time()
+                except (OrchestratorError, OSError) as error:
+                    refused[machine.name] = _of_machine(machine, error)
+            takers = [each.name for each in self.cluster.machines.values() if target.takes(each)]
+            if refused and refused.keys() >= set(takers):
+                raise list(refused.values())[-1]
+            with trio.move_on_after(1.0):
+                await self.cluster.wait()
         raise ClusterError(f"no machine is left that can join what came back for {target.options.selector}")
+
+
+def _begun(shard: _Shard) -> tuple[SentFile, ...]:
+    """What a machine that left in order made of a shard."""
+    with suppress(OSError, OrchestratorError):
+        if any(each.cache for each in Pack.open(shard.folder / PACK).manifest.targets):
+            return files_of(shard.folder / PACK)
+    return ()
+
+
+def _of_machine(machine: Machine, error: OrchestratorError | OSError) -> OrchestratorError:
+    """An error that names the machine."""
+    if isinstance(error, OSError):
+        return ClusterError(f"{machine.name}: {error}")
+    sent = SentError.of(error)
+    found = replace(sent, message=f"{machine.name}: {sent.message}").error()
+    return found if isinstance(found, OrchestratorError) else error
 
 
 def _at(files: tuple[SentFile, ...], paths: tuple[str, ...]) -> tuple[SentFile, ...]:

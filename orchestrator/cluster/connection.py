@@ -8,12 +8,13 @@ through the scheduler. One trio thread.
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -31,17 +32,17 @@ from orchestrator.cluster.messages import (
     Answer,
     Chunk,
     ClusterError,
-    Greet,
     Locate,
     Located,
     Request,
     SentFile,
     ShardProgress,
 )
-from orchestrator.stores.files.atomic_file import content_hash128, write_atomically
-from orchestrator.version import VERSION
+from orchestrator.errors import OrchestratorError
+from orchestrator.stores.files.atomic_file import content_hash128, likely_cause, write_atomically
 
 _A = TypeVar("_A", bound=msgspec.Struct)
+_R = TypeVar("_R")
 _CHUNK: Final = 4 << 20
 _LOOK_S: Final = 1.0
 _CONNECT_S: Final = 30.0
@@ -62,7 +63,7 @@ _LOST: Final = (
 
 
 class WorkerLostError(Exception):
-    """A worker left while it had something to do."""
+    """A worker left while it had something to do; the message names it, and says how."""
 
 
 @define(eq=False)
@@ -72,11 +73,35 @@ class Machine:
     address: str
     about: About
     lost: trio.Event = field(factory=trio.Event)
+    is_leaving: bool = False  # in order: it gets nothing more
+    _why: str = ""
+    _asked: set[trio.CancelScope] = field(factory=set)
 
     @property
     def name(self) -> str:
         """It in words."""
         return f"{self.about.machine} ({self.address.partition('://')[2]})"
+
+    def lose(self, why: str) -> None:
+        """It is there no more: whoever waits for it gets a WorkerLostError."""
+        self._why = why
+        self.lost.set()
+        for each in self._asked:
+            each.cancel()
+
+    @contextmanager
+    def there(self) -> Iterator[None]:
+        """Wait for it in a block only as long as it is there; raises WorkerLostError."""
+        with trio.CancelScope() as scope:
+            self._asked.add(scope)
+            try:
+                if self.lost.is_set():
+                    scope.cancel()
+                yield
+            finally:
+                self._asked.remove(scope)
+        if scope.cancelled_caught:
+            raise WorkerLostError(f"{self.name} {self._why}")
 
 
 def require_safe(address: str) -> None:
@@ -144,10 +169,11 @@ def _local_cluster(address: str, directory: Path, scratch: str) -> distributed.L
     count = address.removeprefix(_LOCAL)
     if not (count.isascii() and count.isdigit() and 1 <= int(count) <= 1024):
         raise ClusterError(f"--cluster {address}: a number of workers from 1 to 1024 is expected")
+    settings = worker.WORKER_SETTINGS.copy()
     return distributed.LocalCluster(
         n_workers=int(count),
-        threads_per_worker=worker.WORKER_SETTINGS["nthreads"],
-        memory_limit=worker.WORKER_SETTINGS["memory_limit"],
+        threads_per_worker=settings.pop("nthreads"),
+        **settings,
         host="127.0.0.1",
         dashboard_address="127.0.0.1:0",  # of its other pages: without one they are at a port of all
         scheduler_kwargs={"dashboard": False},
@@ -176,8 +202,14 @@ class Cluster:
     run: str = field(factory=lambda: f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}")
     machines: dict[str, Machine] = field(factory=dict)
     refused: dict[str, str] = field(factory=dict)  # by address: why a worker gets nothing
+    unanswered: dict[str, str] = field(factory=dict)  # by address: who does not say yet who it is
     stopping: bool = False
     _changed: trio.Event = field(factory=trio.Event)
+    _greeting: set[str] = field(factory=set)
+    # by address: what the scheduler said of when a worker was seen, and since when it says so
+    _seen: dict[str, tuple[float, float]] = field(factory=dict)
+    # Of its own, because a call that waits for a worker which hangs waits as long.
+    _threads: trio.CapacityLimiter = field(factory=partial(trio.CapacityLimiter, math.inf))
 
     @property
     def is_local(self) -> bool:
@@ -221,24 +253,25 @@ class Cluster:
 
         future.add_done_callback(wake)
         try:
-            async with trio.open_nursery() as nursery:
-
-                async def watch(event: trio.Event) -> None:
-                    await event.wait()
-                    nursery.cancel_scope.cancel()
-
-                nursery.start_soon(watch, machine.lost)
-                nursery.start_soon(watch, done)
-            if not done.is_set():
-                raise WorkerLostError(machine.name)
-            try:
-                return await trio.to_thread.run_sync(future.result)
-            except _LOST:
-                raise WorkerLostError(machine.name) from None
+            with machine.there():
+                await done.wait()
+                return await self._in_thread(future.result)
+        except _LOST:
+            self.lose(machine, "has left")
+            raise WorkerLostError(f"{machine.name} has left") from None
+        except (OrchestratorError, WorkerLostError):
+            raise
+        except OSError as error:
+            raise ClusterError(likely_cause(error)) from error
+        except Exception as error:
+            raise ClusterError(f"{type(error).__name__}: {error}") from error
         finally:
             if not done.is_set():
                 future.cancel()
             future.release()
+
+    async def _in_thread(self, call: Callable[[], _R]) -> _R:
+        return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._threads)
 
     # --- files
 
@@ -255,7 +288,8 @@ class Cluster:
             for offset in range(0, max(file.size, 1), _CHUNK):
                 data = await trio.to_thread.run_sync(content.read, _CHUNK)
                 scatter = partial(self.client.scatter, workers=[machine.address], direct=True, hash=False)
-                scattered = await trio.to_thread.run_sync(scatter, data)
+                with machine.there():
+                    scattered = await self._in_thread(partial(scatter, data))
                 chunk = msgspec.msgpack.encode(Chunk(file, offset, len(data)))
                 await self._task(machine, worker.keep_chunk, chunk, scattered)
                 scattered.release()
@@ -275,51 +309,97 @@ class Cluster:
                 parts.append(await self._task(machine, worker.read_chunk, chunk))
             content = b"".join(parts)
             if content_hash128(content).hex() != file.xxh3_128:
-                raise ClusterError(f"{machine.name}: {file.name} did not come over as it was named")
+                raise ClusterError(f"{file.name} did not come over as it was named")
             await trio.to_thread.run_sync(write_atomically, place, [content])
 
     # --- who is there
 
     async def watch(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Follow which workers are there."""
-        started = False
-        while True:
-            there = await self._addresses()
-            gone = [each for each in self.machines if each not in there]
-            for address in gone:
-                self.machines.pop(address).lost.set()
-            new = [each for each in there if each not in self.machines and each not in self.refused]
-            async with trio.open_nursery() as greeting:
-                for address in new:
-                    greeting.start_soon(self._greet, address)
-            if new or gone:
-                self.changed()
-            if not started:
-                started = True
-                task_status.started()
-            await trio.sleep(_LOOK_S)
+        """Follow which workers are there; has started once those that are there now were greeted."""
+        async with trio.open_nursery() as greeting:
+            await self._look(greeting)
+            with trio.move_on_after(_CONNECT_S):
+                while self._greeting:
+                    await self.wait()
+            task_status.started()
+            while True:
+                await trio.sleep(_LOOK_S)
+                await self._look(greeting)
 
-    async def _addresses(self) -> set[str]:
-        # Not what the client keeps of it, which its own look, without workers, may have replaced meanwhile.
-        scheduler: Any = self.client.scheduler
-        look = partial(self.client.sync, scheduler.identity, n_workers=-1)
+    async def _look(self, greeting: trio.Nursery) -> None:
+        there = await self._there()
+        gone = [each for address, each in self.machines.items() if address not in there]
+        for machine in gone:
+            is_known = machine.address in self._seen
+            self.lose(machine, f"was silent for {worker.SILENCE_S:.0f} s" if is_known else "has left")
+        for address in there - self.machines.keys() - self.refused.keys() - self._greeting:
+            self._greeting.add(address)
+            greeting.start_soon(self._greet, address)
+        for address in self.unanswered.keys() - there:
+            del self.unanswered[address]
+        if gone:
+            self.changed()
+
+    async def _there(self) -> set[str]:
+        """Addresses of the workers that the scheduler hears of."""
         try:
-            return set((await trio.to_thread.run_sync(look, abandon_on_cancel=True))["workers"])
+            if self.client.status != "running":  # it tries for long to connect again, and no worker does
+                raise ConnectionError
+            # The client keeps a copy, which its own look, without workers, may have replaced meanwhile.
+            scheduler: Any = self.client.scheduler
+            ask = partial(self.client.sync, scheduler.identity, n_workers=-1)
+            workers = (await self._in_thread(ask))["workers"]
         except (OSError, KeyError):  # a client whose scheduler has ended knows of no workers at all
             kept = "what came back is kept, and the same command goes on from there"
             raise ClusterError(f"the scheduler at {self.address} has ended; {kept}") from None
+        now, before = trio.current_time(), self._seen
+        self._seen = {}
+        for address, about in workers.items():
+            seen, since = before.get(address, (0.0, now))
+            self._seen[address] = (seen, since) if seen == about["last_seen"] else (about["last_seen"], now)
+            if address in self.machines and about["status"].startswith("closing"):
+                self.machines[address].is_leaving = True
+        return {each for each, (_, since) in self._seen.items() if now - since < worker.SILENCE_S}
+
+    def lose(self, machine: Machine, why: str) -> None:
+        """A machine is there no more, or only to be asked again who it is."""
+        if self.machines.get(machine.address) is machine:
+            del self.machines[machine.address]
+        machine.lose(why)
 
     async def _greet(self, address: str) -> None:
-        machine = Machine(address, About("?", "?", 1))
-        with suppress(WorkerLostError):
-            with trio.move_on_after(_CONNECT_S):
-                machine.about = await self.ask(machine, Greet(), About)
-                if machine.about.orchestrator != VERSION:
-                    self.refused[address] = (
-                        f"{machine.name} has orchestrator {machine.about.orchestrator}, and this is {VERSION}"
-                    )
-                    return
+        place = address.partition("://")[2]
+        # In its event loop: as a task it would wait until the worker has compiled what it has.
+        greet = partial(self.client.run, worker.greet, workers=[address], on_error="return")
+        answered = None
+        self.unanswered.setdefault(address, f"{place} does not answer")
+        with trio.move_on_after(_CONNECT_S), suppress(OSError):
+            answered = (await self._in_thread(greet)).get(address)
+        if isinstance(answered, OSError):
+            self.unanswered[address] = f"{place} does not answer: {answered}"
+        elif answered is not None:
+            del self.unanswered[address]
+        if isinstance(answered, bytes):
+            about = msgspec.msgpack.decode(answered, type=About)
+            machine = Machine(address, about, is_leaving=about.is_leaving)
+            if differences := about.differences(worker.about()):
+                self.refused[address] = f"{machine.name} gets nothing: {'; '.join(differences)}"
+            else:
                 self.machines[address] = machine
+        elif isinstance(answered, Exception) and not isinstance(answered, OSError):
+            why = f"{type(answered).__name__}: {answered}"
+            self.refused[address] = (
+                f"{place} gets nothing: it is no `orchestrator worker` of this version ({why})"
+            )
+        self._greeting.remove(address)
+        self.changed()
+
+    async def left_in_order(self, machine: Machine) -> bool:
+        """Whether a worker that is lost was asked to leave, such as by a cluster that shrinks."""
+        with trio.move_on_after(_CONNECT_S), suppress(Exception):
+            events = await self._in_thread(partial(self.client.get_events, machine.address))
+            return any(each.get("expected") for _, each in events if each["action"] == "remove-worker")
+        return False
 
     async def beat(self) -> None:
         """Let the workers hear that this run goes on."""
@@ -328,13 +408,15 @@ class Cluster:
             await trio.sleep(worker.BEAT_S)
 
     async def tell(self) -> None:
-        """Tell all workers that this run goes on, or is to stop."""
+        """Tell all workers that this run goes on, or is to stop, also beside one that hangs."""
 
         def tell() -> None:
             with suppress(Exception):
-                self.client.run(worker.heard, self.run, self.stopping, on_error="ignore")
+                there = list(self.machines)
+                self.client.run(worker.heard, self.run, self.stopping, workers=there, on_error="ignore")
 
-        await trio.to_thread.run_sync(tell, abandon_on_cancel=True)
+        with trio.move_on_after(worker.BEAT_S):
+            await self._in_thread(tell)
 
     def on_progress(self, take: Callable[[ShardProgress], None]) -> None:
         """Have each progress of a shard of this run taken, in the trio thread."""

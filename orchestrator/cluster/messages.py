@@ -25,16 +25,21 @@ class SentFile(msgspec.Struct, frozen=True):
     xxh3_128: str
 
 
-class Greet(msgspec.Struct, frozen=True, tag="greet"):
-    """Ask who a worker is."""
-
-
-class About(msgspec.Struct, frozen=True, tag="about"):
+class About(msgspec.Struct, frozen=True):
     """Who a worker is."""
 
     machine: str
-    orchestrator: str
     processors: int
+    versions: dict[str, str]  # of what has to be the same on all machines
+    is_leaving: bool = False
+
+    def differences(self, here: About) -> list[str]:
+        """What is of another version than here, in words."""
+        return [
+            f"it has {name} {self.versions.get(name, 'in no version')}, and this has {wanted}"
+            for name, wanted in here.versions.items()
+            if self.versions.get(name) != wanted
+        ]
 
 
 class ListDevices(msgspec.Struct, frozen=True, tag="list"):
@@ -98,8 +103,8 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
     files: tuple[SentFile, ...]
 
 
-Request = Greet | ListDevices | Locate | CompileShard | JoinPacks | Forget
-Answer = About | Devices | Located | Made | SentError
+Request = ListDevices | Locate | CompileShard | JoinPacks | Forget
+Answer = Devices | Located | Made | SentError
 
 
 class ShardProgress(msgspec.Struct, frozen=True):

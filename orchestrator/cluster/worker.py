@@ -10,19 +10,25 @@ Guarantees: a task stops in order, and saves, when its coordinator asks for it, 
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
+import math
 import mmap
 import os
 import shutil
+import signal
 import socket
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import distributed
 import msgspec
 import trio
+from distributed.protocol.pickle import dumps
 from msgspec.structs import asdict, replace
 
 from orchestrator.children.protocol import SentError
@@ -34,7 +40,6 @@ from orchestrator.cluster.messages import (
     CompileShard,
     Devices,
     Forget,
-    Greet,
     JoinPacks,
     ListDevices,
     Locate,
@@ -48,13 +53,13 @@ from orchestrator.devices.listing import list_all, list_one
 from orchestrator.errors import OrchestratorError
 from orchestrator.packs.growing import GrowingPack
 from orchestrator.packs.joining import join_packs
+from orchestrator.run.first_error import first_error
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.run.records import CompileReport, Progress, encode_msgpack
 from orchestrator.run.steering import Steering
 from orchestrator.stores.files.atomic_file import (
     content_hash128,
     ensure_directory,
-    likely_cause,
     write_atomically,
 )
 from orchestrator.stores.pack import MANIFEST, Pack, PackTarget
@@ -71,7 +76,11 @@ BEAT_S: Final = 5.0
 TOPIC: Final = "orchestrator-progress"
 _LOOK_S: Final = 0.25
 _TELL_S: Final = 1.0
+_IDLE_S: Final = 1.0
 
+_untaken: dict[str, str] = {}
+"""Reports of shards that no coordinator has read yet, which it does last, and the run of each."""
+_leaving = threading.Event()
 _heard: dict[str, tuple[float, bool]] = {}
 """By run: when its coordinator was heard last, and whether it asks to stop."""
 
@@ -81,12 +90,33 @@ def heard(run: str, is_stopped: bool) -> None:
     _heard[run] = time.monotonic(), is_stopped
 
 
+def _is_heard(run: str) -> bool:
+    last, _ = _heard.get(run, (-math.inf, False))
+    return time.monotonic() - last <= SILENCE_S
+
+
+def greet() -> bytes:
+    """Who this worker is; called in its event loop, beside its tasks."""
+    _directory()
+    return msgspec.msgpack.encode(about())
+
+
+def about() -> About:
+    """Who this process would be as a worker."""
+    python = ".".join(map(str, sys.version_info[:2]))
+    versions = {
+        "orchestrator": VERSION,
+        "Python": python,
+        "distributed": importlib.metadata.version("distributed"),
+    }
+    return About(socket.gethostname(), available_workers(), versions, _leaving.is_set())
+
+
 def answer(request: bytes) -> bytes:
     """The task: the answer to a request."""
     asked: Any = msgspec.msgpack.decode(request, type=Request)
     try:
-        with _naming_machine():
-            answered = _ANSWERS[type(asked)](asked)
+        answered = _ANSWERS[type(asked)](asked)
     except OrchestratorError as error:
         answered = SentError.of(error)
     return msgspec.msgpack.encode(answered)
@@ -97,34 +127,26 @@ def keep_chunk(chunk: bytes, data: bytes) -> None:
     part = msgspec.msgpack.decode(chunk, type=Chunk)
     place = _kept(part.file)
     partial_file = place.with_name(f"{place.name}.part")
-    with _naming_machine():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with partial_file.open("r+b" if part.offset else "wb") as file:
-            file.seek(part.offset)
-            file.write(data)
-        if part.offset + len(data) < part.file.size:
-            return
-        if not _is_file(partial_file, part.file):
-            partial_file.unlink()
-            raise ClusterError(f"{socket.gethostname()}: {part.file.name} did not come over as it was sent")
-        partial_file.rename(place)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with partial_file.open("r+b" if part.offset else "wb") as file:
+        file.seek(part.offset)
+        file.write(data)
+    if part.offset + len(data) < part.file.size:
+        return
+    if not _is_file(partial_file, part.file):
+        partial_file.unlink()
+        raise ClusterError(f"{part.file.name} did not come over as it was sent")
+    partial_file.rename(place)
 
 
 def read_chunk(chunk: bytes) -> bytes:
     """The task: a part of a file that this worker has named."""
     part = msgspec.msgpack.decode(chunk, type=Chunk)
-    with _naming_machine(), Path(part.file.path).open("rb") as file:
+    with Path(part.file.path).open("rb") as file:
         file.seek(part.offset)
-        return file.read(part.size)
-
-
-@contextmanager
-def _naming_machine() -> Iterator[None]:
-    """Say on which machine the system refused something, such as on one with a full disk."""
-    try:
-        yield
-    except OSError as error:
-        raise ClusterError(f"{socket.gethostname()}: {likely_cause(error)}") from error
+        data = file.read(part.size)
+    _untaken.pop(part.file.path, None)
+    return data
 
 
 def run_worker(address: str, directory: Path, name: str | None) -> None:
@@ -144,14 +166,44 @@ def run_worker(address: str, directory: Path, name: str | None) -> None:
             local_directory=str(directory),
             **WORKER_SETTINGS,
         ) as nanny:
+            leaving: list[asyncio.Task[None]] = []
+
+            def leave() -> None:
+                if not leaving:
+                    leaving.append(asyncio.create_task(_leave(nanny)))
+
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, leave)
             await nanny.finished()
 
     asyncio.run(serve())
 
 
+async def _leave(nanny: distributed.Nanny) -> None:
+    """End a worker once what it was compiling is handed back."""
+    with suppress(Exception):  # such as that it has ended
+        async with nanny.rpc(nanny.worker_address) as served:
+            await served.run(function=dumps(hand_back))
+    await nanny.close(reason="SIGTERM")
+
+
+async def hand_back(dask_worker: distributed.Worker) -> None:
+    """Stop what this worker compiles, and wait until it was taken; called in its event loop.
+
+    Args:
+        dask_worker: This worker; Dask gives it to a function that names it so.
+    """
+    _leaving.set()
+    idle_s = 0.0
+    while idle_s < _IDLE_S:
+        await asyncio.sleep(_LOOK_S)
+        is_busy = dask_worker.state.executing or any(map(_is_heard, _untaken.values()))
+        idle_s = 0.0 if is_busy else idle_s + _LOOK_S
+
+
 WORKER_SETTINGS: Final[dict[str, Any]] = {
     "nthreads": 1,  # one task at a time: a compile has the machine's processors
     "memory_limit": 0,  # Dask sees the memory of its own process only, and the driver is in a child
+    "preload": __name__,  # so that its event loop answers as soon as it is there
 }
 
 
@@ -186,10 +238,6 @@ def _hash_of(path: Path) -> str:
 # --- the answers
 
 
-def _greet(_request: Greet) -> Answer:
-    return About(socket.gethostname(), VERSION, available_workers())
-
-
 def _list(request: ListDevices) -> Answer:
     found = (list_one(request.selector),) if request.selector else list_all().devices
     return Devices(tuple(replace(each, features=None) for each in found))
@@ -214,6 +262,7 @@ def _compile(request: CompileShard) -> Answer:
         report = trio.run(_compiled, request, options, pack_folder)
         pack.finish([TargetResult(options.selector, report)])
     write_atomically(folder / REPORT, [encode_msgpack(report)])
+    _untaken[str(folder / REPORT)] = request.run
     return Made((*files_of(pack_folder), send_of(folder / REPORT, REPORT)))
 
 
@@ -238,19 +287,29 @@ async def _compiled(request: CompileShard, options: CompileOptions, folder: Path
             message = asdict(ShardProgress(request.name, **counts))
             distributed.get_worker().log_event(f"{TOPIC}-{request.run}", message)
 
-    async def listen() -> None:
-        while not steering.stop.is_set():
-            await trio.sleep(_LOOK_S)
-            last, is_stopped = _heard[request.run]
-            if is_stopped or time.monotonic() - last > SILENCE_S:
-                steering.stop.set()
+    working = distributed.get_worker()
+    task = working.get_current_task()
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(listen)
-        report = await compile_supervised(
-            request.archives, options, cache_directory=folder, stop=steering, on_progress=tell
-        )
-        nursery.cancel_scope.cancel()
+    def goes_on() -> bool:
+        _, is_stopped = _heard[request.run]
+        if is_stopped or not _is_heard(request.run) or _leaving.is_set():
+            return False
+        # Dask lets a task go whose coordinator is gone, and has a worker close whose cluster shrinks.
+        there = working.state.tasks.get(task)
+        return there is not None and there.state == "executing" and working.status.name == "running"
+
+    async def listen() -> None:
+        while goes_on():
+            await trio.sleep(_LOOK_S)
+        steering.stop.set()
+
+    with first_error():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(listen)
+            report = await compile_supervised(
+                request.archives, options, cache_directory=folder, stop=steering, on_progress=tell
+            )
+            nursery.cancel_scope.cancel()
     return report
 
 
@@ -281,7 +340,6 @@ def _assembled(files: Sequence[SentFile], folder: Path) -> Path:
 
 
 _ANSWERS: Final[dict[type, Callable[[Any], Answer]]] = {
-    Greet: _greet,
     ListDevices: _list,
     Locate: _locate,
     CompileShard: _compile,
@@ -291,7 +349,10 @@ _ANSWERS: Final[dict[type, Callable[[Any], Answer]]] = {
 
 
 def _directory() -> Path:
-    return Path(os.environ[DIRECTORY_VARIABLE])
+    try:
+        return Path(os.environ[DIRECTORY_VARIABLE])
+    except KeyError:
+        raise ClusterError("it was not started by `orchestrator worker`") from None
 
 
 def _kept(file: SentFile) -> Path:

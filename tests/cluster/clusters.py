@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import distributed
 from attrs import define, field
 
 from tests.cli.conftest import Done, run_program
@@ -28,7 +29,9 @@ class Cluster:
     folder: Path
     prefix: tuple[str, ...] = ()  # of the command of each worker
     environment: Mapping[str, str] = field(factory=dict)
+    program: str = "orchestrator"  # the module that workers and compiles run
     scheduler_options: tuple[str, ...] = ("--host", "127.0.0.1")
+    security: distributed.Security | None = None
     address: str = ""
     scheduler: subprocess.Popen[bytes] | None = None
     workers: dict[str, subprocess.Popen[bytes]] = field(factory=dict)
@@ -45,25 +48,19 @@ class Cluster:
 
     def add(self, name: str, *, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start a worker, which keeps what it has in a folder of its own."""
-        command = ["-m", "orchestrator", "worker", self.address, "--name", name]
+        command = ["-m", self.program, "worker", self.address, "--name", name]
         command += ["--cache-dir", str(self.folder / name)]
         self.workers[name] = self._started(name, command, environment or {}, self.prefix)
         return self.workers[name]
 
-    def wait_for(self, count: int) -> dict[str, Any]:
-        """Wait until so many workers are there; what `devices --cluster` says of them."""
-        found: dict[str, Any] = {}
+    def wait_for(self, count: int) -> None:
+        """Wait until so many workers are there."""
+        with self.client() as client:
+            client.wait_for_workers(count, PATIENCE_S)
 
-        def are_there() -> bool:
-            found.update(self.devices().document)
-            return len(found["machines"]) >= count
-
-        until(are_there)
-        return found
-
-    def devices(self) -> Done:
-        """`devices --cluster`, of the simulated device."""
-        return self.run("devices", "--cluster", self.address, "-d", "simulated", "--json")
+    def client(self) -> distributed.Client:
+        """A client of Dask's own."""
+        return distributed.Client(self.address, security=self.security, set_as_default=False)
 
     def run(self, *arguments: str | os.PathLike[str], **options: Any) -> Done:
         """Run the program."""
@@ -77,7 +74,7 @@ class Cluster:
 
     def begin(self, archive: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
         """The same, in the background."""
-        command = ["-m", "orchestrator", "compile", str(archive), "--out", str(out), "-j", "2", "--json"]
+        command = ["-m", self.program, "compile", str(archive), "--out", str(out), "-j", "2", "--json"]
         return self._started("compile", [*command, "--cluster", self.address, *more], {})
 
     def log(self, name: str) -> str:

@@ -8,10 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import distributed
 import pytest
 
 from orchestrator.cli.errors import ExitCode
@@ -19,9 +19,10 @@ from orchestrator.cluster.connection import require_safe
 from orchestrator.cluster.messages import ClusterError
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.pack import Pack
-from tests.cli.conftest import Done, run_program
-from tests.cluster.clusters import Cluster, cluster, kill_session, processes_of, until
-from tests.drivers import REPOSITORY, driver_environment, require_tool
+from tests.cli.conftest import Call, Done, run_program
+from tests.cluster.clusters import Cluster, cluster, processes_of, until
+from tests.cluster.place import Place
+from tests.drivers import DRIVERS, REPOSITORY, driver_environment, require_tool
 from tests.run.small_sets import write_small_set
 
 COUNT = 238  # pipelines of the sample
@@ -42,10 +43,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("cluster"), "one", "two") as made:
-        yield made
+@pytest.fixture
+def two(place: Place) -> Cluster:
+    return place.cluster
 
 
 def held(pack: Path) -> frozenset[int]:
@@ -62,16 +62,18 @@ def report_of(done: Done, code: int = ExitCode.OK) -> dict[str, Any]:
     return report
 
 
-def test_the_pack_is_that_of_one_machine(two: Cluster, small: Path, tmp_path: Path) -> None:
-    report = report_of(two.compile(small, tmp_path / "many", "-d", "simulated"))
-    alone = report_of(run_program("compile", small, "-d", "simulated", "--out", tmp_path / "one", "--json"))
+def test_the_pack_is_that_of_one_machine(two: Cluster, small: Path, tmp_path: Path, call: Call) -> None:
+    given = ("compile", small, "-d", "simulated", "-j", "2", "--json", "--out")
+    many = (*given, tmp_path / "many", "--cluster", two.address)
+    report = report_of(call(*many))
+    alone = report_of(call(*given, tmp_path / "one"))
     assert held(tmp_path / "many") == held(tmp_path / "one")
     assert report["outcomes"] == alone["outcomes"] == {**alone["outcomes"], "compiled": FEW}
     assert {name: report["set"][name] for name in ("unique", "pipelines", "content_hash", "subset")} == {
         name: alone["set"].get(name) for name in ("unique", "pipelines", "content_hash", "subset")
     }
     assert not list(tmp_path.glob(".many.cluster/back/*")), "what came back is in the pack"
-    again = report_of(two.compile(small, tmp_path / "many", "-d", "simulated"))
+    again = report_of(call(*many))
     assert again["outcomes"]["cache_hits"] == FEW, "shards begin with what the pack has"
 
 
@@ -87,57 +89,6 @@ def test_what_many_machines_compile_hits_on_a_real_driver(small: Path, tmp_path:
     assert again.document["outcomes"]["compiled"] == 0, "a new process finds all of it"
 
 
-def test_a_set_that_a_machine_lacks_is_sent_to_it(small: Path, tmp_path: Path) -> None:
-    require_tool("unshare")
-    # The worker's machine has another folder in place of the set's, and of what came back.
-    hidden = f'mount -t tmpfs none {small.parent} && mount -t tmpfs none {tmp_path}/out && exec "$@"'
-    (tmp_path / "out").mkdir()
-    folder = tmp_path / "cluster"
-    folder.mkdir()
-    with cluster(folder, "far", prefix=("unshare", "-m", "sh", "-c", hidden, "sh")) as made:
-        report = report_of(made.compile(small, tmp_path / "out" / "pack", "-d", "simulated"))
-    assert report["outcomes"]["compiled"] == FEW
-    (kept,) = (folder / "far" / "worker" / "files").glob("*/game.foz")
-    assert kept.read_bytes() == small.read_bytes()
-
-
-def test_a_machine_that_dies_costs_its_shard_only(two: Cluster, archive: Path, tmp_path: Path) -> None:
-    running = two.begin(archive, tmp_path / "pack", "-d", "simulated")
-    lost = two.add("three")
-    until(lambda: bool(list((two.folder / "three" / "worker" / "shards").glob("*/*"))))
-    kill_session(lost)
-    assert running.wait() == 0, two.log("compile")
-    assert len(held(tmp_path / "pack")) == COUNT
-
-
-def test_the_same_command_continues_after_the_coordinator_died(
-    two: Cluster, archive: Path, tmp_path: Path
-) -> None:
-    running = two.begin(archive, tmp_path / "pack", "-d", "simulated")
-    back = tmp_path / ".pack.cluster" / "back"
-    until(lambda: running.poll() is not None or bool(list(back.glob("*/*/report"))))
-    kill_session(running)
-    kept = {each.parent.name for each in back.glob("*/*/report")}
-    report = report_of(two.compile(archive, tmp_path / "pack", "-d", "simulated"))
-    assert kept
-    assert report["outcomes"]["compiled"] + report["outcomes"]["cache_hits"] == COUNT
-    assert len(held(tmp_path / "pack")) == COUNT
-
-
-def test_the_end_of_the_scheduler_ends_the_compile_and_keeps_what_came_back(
-    archive: Path, tmp_path: Path
-) -> None:
-    with cluster(tmp_path, "one") as made:
-        running = made.begin(archive, tmp_path / "pack", "-d", "simulated")
-        back = tmp_path / ".pack.cluster" / "back"
-        until(lambda: bool(list(back.glob("*/*/report"))))
-        assert made.scheduler is not None
-        kill_session(made.scheduler)
-        assert running.wait(60) == ExitCode.BAD_INPUT, made.log("compile")
-        assert "the scheduler" in made.log("compile")
-        assert list(back.glob("*/*/report"))
-
-
 def test_a_signal_stops_the_machines_and_what_they_have_is_kept(
     two: Cluster, archive: Path, tmp_path: Path
 ) -> None:
@@ -151,11 +102,16 @@ def test_a_signal_stops_the_machines_and_what_they_have_is_kept(
     assert report["outcomes"]["compiled"] + report["outcomes"]["cache_hits"] == COUNT
 
 
-def test_who_has_what_is_shown_and_who_lacks_it_is_named(two: Cluster, small: Path, tmp_path: Path) -> None:
-    done = two.devices()
+def test_who_has_what_is_shown_and_who_lacks_it_is_named(
+    two: Cluster, small: Path, tmp_path: Path, call: Call
+) -> None:
+    done = call("devices", "--cluster", two.address, "-d", "simulated", "--json")
     machines = done.document["machines"]
     assert [each["devices"][0]["selector"] for each in machines] == ["simulated"] * len(machines)
-    done = two.compile(small, tmp_path / "pack", "-d", "radv:nosuchfamily")
+    selector = "radv:nosuchfamily"
+    done = call(
+        "compile", small, "--out", tmp_path / "pack", "-d", selector, "--json", "--cluster", two.address
+    )
     assert done.code == ExitCode.NO_DEVICE
     (target,) = done.document["targets"]
     assert "no machine of" in target["problem"]
@@ -163,15 +119,20 @@ def test_who_has_what_is_shown_and_who_lacks_it_is_named(two: Cluster, small: Pa
 
 
 @pytest.mark.driver("radv:navi21")
-def test_a_machine_without_the_driver_gets_nothing_of_its_target(small: Path, tmp_path: Path) -> None:
+@pytest.mark.driver("lavapipe")
+def test_each_machine_compiles_for_the_devices_that_it_has(small: Path, tmp_path: Path) -> None:
+    manifests = [driver_environment(each)["VK_DRIVER_FILES"] for each in DRIVERS]
     with cluster(tmp_path) as made:
-        made.add("with", environment=driver_environment("radv:navi21"))
-        made.add("without", environment={"VK_DRIVER_FILES": str(tmp_path / "none.json")})
-        made.wait_for(2)
-        done = made.compile(small, tmp_path / "pack", "-d", "radv:navi21", "-d", "simulated")
+        for name, each in (("one", manifests[0]), ("other", manifests[1]), ("both", ":".join(manifests))):
+            made.add(name, environment={"VK_DRIVER_FILES": each, "VK_ICD_FILENAMES": each})
+        made.wait_for(3)
+        done = made.compile(small, tmp_path / "pack", "-d", "radv:navi21", "-d", "lavapipe")
     assert done.code == ExitCode.OK, done.err
-    assert {each["report"]["outcomes"]["failed"] for each in done.document["targets"]} == {0}
-    assert len(Pack.open(tmp_path / "pack").manifest.targets) == 2
+    outcomes = [each["report"]["outcomes"] for each in done.document["targets"]]
+    assert [each["failed"] for each in outcomes] == [0, 0]
+    assert all(each["compiled"] for each in outcomes)
+    targets = Pack.open(tmp_path / "pack").manifest.targets
+    assert len({each.identity for each in targets}) == 2
 
 
 def test_the_commands_of_the_page_run(two: Cluster, small: Path, tmp_path: Path) -> None:
@@ -201,8 +162,13 @@ def test_a_cluster_off_this_machine_is_encrypted_or_refused() -> None:
             require_safe(address)
 
 
-def test_a_cluster_with_certificates(small: Path, tmp_path: Path) -> None:
+def test_a_far_machine_gets_the_set_encrypted_and_no_stranger_an_answer(small: Path, tmp_path: Path) -> None:
     require_tool("openssl")
+    require_tool("unshare")
+    # The worker's machine has another folder in place of the set's, and of what came back.
+    hidden = f'mount -t tmpfs none {small.parent} && mount -t tmpfs none {tmp_path}/out && exec "$@"'
+    (tmp_path / "out").mkdir()
+    (tmp_path / "cluster").mkdir()
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     command = [
         "openssl",
@@ -223,18 +189,31 @@ def test_a_cluster_with_certificates(small: Path, tmp_path: Path) -> None:
         environment |= {f"{tls}{role}__KEY": str(key), f"{tls}{role}__CERT": str(certificate)}
     options: tuple[str, ...] = ("--host", "tls://127.0.0.1", "--tls-ca-file", str(certificate))
     options += ("--tls-cert", str(certificate), "--tls-key", str(key))
-    with cluster(tmp_path, "one", environment=environment, scheduler_options=options) as made:
+    security = distributed.Security(
+        tls_ca_file=str(certificate), tls_client_cert=str(certificate), tls_client_key=str(key)
+    )
+    with cluster(
+        tmp_path / "cluster",
+        "far",
+        environment=environment,
+        scheduler_options=options,
+        security=security,
+        prefix=("unshare", "-m", "sh", "-c", hidden, "sh"),
+    ) as made:
         assert made.address.startswith("tls://")
-        report = report_of(made.compile(small, tmp_path / "pack", "-d", "simulated"))
+        report = report_of(made.compile(small, tmp_path / "out" / "pack", "-d", "simulated"))
         assert report["outcomes"]["compiled"] == FEW
         stranger = run_program("devices", "--cluster", made.address)
+    (kept,) = (tmp_path / "cluster" / "far" / "worker" / "files").glob("*/game.foz")
+    assert kept.read_bytes() == small.read_bytes()
     assert stranger.code == ExitCode.BAD_INPUT
     assert "no scheduler answers" in stranger.err
 
 
-def test_without_workers_it_says_what_to_start(small: Path, tmp_path: Path) -> None:
-    with cluster(tmp_path) as made:
-        done = made.compile(small, tmp_path / "pack", "-d", "simulated")
+def test_without_workers_it_says_what_to_start(small: Path, tmp_path: Path, call: Call) -> None:
+    with distributed.LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0") as made:
+        address = ("--cluster", made.scheduler_address)
+        done = call("compile", small, "--out", tmp_path / "pack", "-d", "simulated", "--json", *address)
     assert done.code == ExitCode.BAD_INPUT
     (target,) = done.document["targets"]
     assert "orchestrator worker" in target["problem"]

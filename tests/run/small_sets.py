@@ -85,6 +85,19 @@ def write_applications(
     return path
 
 
+def write_variants(path: Path, count: int) -> list[int]:
+    """Write an archive of so many variants of one compute pipeline; returns their keys."""
+    records = MemoryRecords("part")
+    builder = PipelineSetBuilder(records)
+    builder.application(name="game")
+    module = builder.shader_module(BLUR.read_bytes())
+    for each in range(count):
+        builder.compute_pipeline("auto", module, specialization={0: 64, 1: each + 1, 2: False})
+    with ArchiveWriter(path) as writer:
+        copy_records(records, writer)
+    return list(records.keys(RecordTag.COMPUTE_PIPELINE))
+
+
 class Watched(SimulatedDevice):
     """Tells of a step before it takes it: "prepare", "primary" (creating that cache) or "close"."""
 
