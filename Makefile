@@ -25,7 +25,8 @@ campaigns: setup ## the whole of the campaigns of which a run of all tests tries
 	@$(OWNED) $(PYTHON) -m pytest tests/stores/faults tests/stores/test_binary_store.py \
 		tests/run/test_storms.py tests/run/test_cancellation.py tests/run/test_compile_cancellation.py \
 		tests/schedule/test_scheduler_properties.py \
-		tests/supervise/test_kills.py tests/supervise/test_chaos.py tests/sets/image/test_mutants.py
+		tests/supervise/test_kills.py tests/supervise/test_chaos.py tests/cluster/test_kills.py \
+		tests/sets/image/test_mutants.py
 
 lint: setup ## style, types, and generated files that must regenerate identically
 	@$(OWNED) $(PYTHON) -m ruff check
