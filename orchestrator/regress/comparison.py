@@ -37,11 +37,6 @@ class StatisticChange(Record, frozen=True):
     loss: float  # Change of the sum by those that got worse.
 
     @property
-    def is_split(self) -> bool:
-        """Whether some got better and some worse."""
-        return bool(self.better and self.worse)
-
-    @property
     def share(self) -> float:
         """After over before, less 1; infinite where there was none before."""
         if self.before == self.after:
@@ -79,37 +74,21 @@ class OnlyOne(Record, frozen=True):
 
 @frozen(eq=False)
 class SideComparison:
-    """The comparison of two sides.
-
-    Attributes:
-        before: One side.
-        after: The other one.
-        first: Rows of `before` that both sides have, shape (n,).
-        second: Their rows of `after`.
-        application: Place of each in `applications`.
-        applications: Names, as short as both sides allow.
-        deltas: Statistic by name: after less before, shape (n,); NaN where one side lacks it.
-        affected: Which of the n are affected.
-        total: Over all of them.
-        by_application: The same for each application that has any.
-        only_one: Pipelines that one side lacks.
-        neither: Pipelines that both sides name and have no code of, with the reason of the side after.
-        unlike: Pipelines that differ in their number of executables.
-    """
+    """The comparison of two sides."""
 
     before: Results
     after: Results
-    first: Rows
-    second: Rows
-    application: npt.NDArray[np.int64]
-    applications: tuple[str, ...]
-    deltas: Mapping[Statistic, Floats]
-    affected: Mask
-    total: ExecutableTotals
-    by_application: Mapping[str, ExecutableTotals]
-    only_one: tuple[OnlyOne, ...]
-    unlike: int
-    neither: tuple[OnlyOne, ...]
+    first: Rows  # Rows of `before` that both sides have, shape (n,).
+    second: Rows  # Their rows of `after`.
+    application: npt.NDArray[np.int64]  # Place of each in `applications`.
+    applications: tuple[str, ...]  # Names, as short as both sides allow.
+    deltas: Mapping[Statistic, Floats]  # After less before, shape (n,); NaN where one side lacks it.
+    affected: Mask  # Which of the n are affected.
+    total: ExecutableTotals  # Over all of them.
+    by_application: Mapping[str, ExecutableTotals]  # The same for each application that has any.
+    only_one: tuple[OnlyOne, ...]  # Pipelines that one side lacks.
+    unlike: int  # Pipelines that differ in their number of executables.
+    neither: tuple[OnlyOne, ...]  # Pipelines that both sides lack, with the reason of the side after.
 
     @property
     def is_identical(self) -> bool:
@@ -301,7 +280,7 @@ def _only_one(
         dict(zip(side.applications, at.tolist(), strict=True)) for side, at in zip(sides, places, strict=True)
     ]
     whys: list[dict[tuple[int, int], Lost]] = [
-        {(known.get(each.application, -1), each.key): each for each in side.lost}
+        {(known[each.application], each.key): each for each in side.lost}
         for side, known in zip(sides, of_name, strict=True)
     ]
     found: dict[tuple[str, str, str], list[tuple[str, Hash]]] = {}

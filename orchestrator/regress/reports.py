@@ -35,7 +35,7 @@ def sum_text(value: float) -> str:
 def change_line(change: StatisticChange) -> str:
     """One line of Mesa's block."""
     split = ""
-    if change.is_split:
+    if change.better and change.worse:
         parts = (percent_text(change.before, change.before + each) for each in (change.gain, change.loss))
         split = f"; split: {', '.join(parts)}"
     before, after = sum_text(change.before), sum_text(change.after)

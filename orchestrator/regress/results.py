@@ -143,6 +143,9 @@ class ResultBuilder:
 
         columns: dict[str, Any] = {each: joined(each, np.int64) for each in _COLUMNS}
         columns["key"] = joined("key", np.uint64)
+        known = self._places["application"]
+        for each in lost:  # of an application, all may be
+            known.setdefault(each.application, len(known))
         rows, columns["number"] = _numbered(columns["application"], columns["key"])
         columns = {name: each[rows] for name, each in columns.items()}
         names = dict.fromkeys(chain.from_iterable(self._statistics))
@@ -208,7 +211,8 @@ def read_results(path: Path) -> Results:
     if len({each.shape for each in columns}) != 1:
         raise ResultError(str(path), "its columns differ in length")
     counted = (found.application, found.applications), (found.kind, found.kinds), (found.name, found.names)
-    if any(len(each) and not 0 <= each.min() <= each.max() < len(known) for each, known in counted):
+    lost = {each.application for each in found.lost} - set(found.applications)
+    if lost or any(len(each) and not 0 <= each.min() <= each.max() < len(known) for each, known in counted):
         raise ResultError(str(path), "a column of it names what the file does not have")
     return found
 

@@ -11,7 +11,8 @@ from msgspec import structs
 from orchestrator.regress.comparison import SideComparison, compare_results
 from orchestrator.regress.directions import statistic_of
 from orchestrator.regress.reports import mesa_block
-from orchestrator.regress.results import ResultError, read_results
+from orchestrator.regress.results import Lost, ResultBuilder, ResultError, Results, Side, read_results
+from orchestrator.regress.rules import FailRule, judge
 from tests.regress.support import Row, computed, random_rows, recomputed, write_csv
 
 
@@ -84,6 +85,23 @@ def test_the_smallest_comes_first_of_what_one_debugs(tmp_path: Path) -> None:
     size = next(iter(found.deltas))
     orders = [found.worst(size, order, 9).tolist() for order in ("absolute", "relative", "smallest")]
     assert orders == [[0, 2, 1], [2, 0, 1], [1, 2, 0]]
+
+
+def test_an_application_of_which_a_side_has_lost_all_is_told(tmp_path: Path) -> None:
+    def side(*crashed: int) -> Results:
+        builder = ResultBuilder()
+        lost = [Lost("games/a.foz", key, "compute", "crashed", "SIGSEGV") for key in crashed]
+        if not crashed:
+            return read_results(write_csv(tmp_path / "some.csv", [("a", 1, "cs", {"Code size": 8})]))
+        return builder.done(Side(name="lost"), lost)
+
+    found = compare_results(side(), side(1, 2))
+    assert [(each.side, each.status, len(each.pipelines)) for each in found.only_one] == [
+        ("before", "crashed", 1)
+    ]
+    assert judge(FailRule.parse("crash"), found).broken
+    both = compare_results(side(1), side(1))
+    assert [(each.status, each.pipelines) for each in both.neither] == [("crashed", (("a", 1),))]
 
 
 def test_results_survive_being_saved(tmp_path: Path) -> None:
