@@ -37,7 +37,7 @@ Exit codes:
   0    success
   1    done, but something failed: pipelines, records of a set, samples;
        compare: something is slower; regress: a rule is broken;
-       install: nothing for this device
+       install: nothing for this device; coverage: pipelines are missing
   2    bad input or usage, or a result could not be saved
   3    no device could be used
   70   a bug in this program
@@ -55,7 +55,7 @@ Exit codes:
 _JOBS: Final = {
     "Compile": "devices list compile calibrate pack worker",
     "Measure": "bench compare regress",
-    "Keep and ship": "inspect verify export extract merge install binaries prune",
+    "Keep and ship": "inspect verify coverage export extract merge install binaries prune",
     "When things go wrong": "doctor quarantine",
     "This program": "completion",
 }

@@ -274,6 +274,29 @@ class ExtractDocument(Document, frozen=True, kw_only=True):
     pipelines: int  # With libraries and base pipelines.
 
 
+class CoveredTarget(Record, frozen=True, kw_only=True):
+    """What a target of a pack has of a set."""
+
+    selector: str  # Selector of the device when it was compiled for.
+    device_name: str
+    driver: str  # Name and version of its driver.
+    pipelines: int  # Number of pipelines of the set.
+    held: int  # Number of these that its cache holds.
+    left_out: int  # Number of those that the device does not support, or that its driver refuses or dies of.
+    missing: tuple[Hash, ...]  # Those that a player would compile.
+    missing_s: float  # Driver time of these.
+    timed: int  # How many of these have a recorded time; the others count as the mean of all.
+    proven: bool  # With --run: whether they were looked up while compiling was forbidden.
+    problem: str | None  # Why nothing is known, or nothing was proven; else null.
+
+
+class CoverageDocument(Document, frozen=True, kw_only=True):
+    """`coverage --json`."""
+
+    pack: str
+    targets: tuple[CoveredTarget, ...]  # In the order of the pack.
+
+
 class PackedName(Record, frozen=True, kw_only=True):
     """A described pipeline."""
 

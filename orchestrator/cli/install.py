@@ -68,8 +68,11 @@ def install_verb(
     there, done = driver.install(opened, device, usable_directory(cache_dir), key_file=key)
     target = opened.manifest.targets[done.target] if done.target >= 0 else None
     _report(out, opened, target, there, done)
-    holds = target is not None and (target.cache is not None or target.binaries is not None)
-    return ExitCode.OK if holds and not done.is_kept_out else ExitCode.PIPELINES_FAILED
+    return (
+        ExitCode.OK
+        if target is not None and target.has_data and not done.is_kept_out
+        else ExitCode.PIPELINES_FAILED
+    )
 
 
 def _report(
@@ -108,7 +111,7 @@ def _report(
         none = f"the pack has {targets}, and none is of {of}"
     else:
         none = f"the pack knows this device, but {target.problem}"
-    if target is None or (target.cache is None and target.binaries is None):
+    if target is None or not target.has_data:
         out.problem(styled("no cache: ", "warn"), none)
         if nearest is not None:
             out.line(f"nearest is {nearest[0].name}: there {', '.join(nearest[1])}")

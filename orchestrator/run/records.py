@@ -490,6 +490,10 @@ _IGNORED: Final = (
 )
 
 
+NOT_FOUND: Final = (_MISSING, _IGNORED)
+"""What the reasons of pipelines begin with that were expected in the cache, and are not there."""
+
+
 def _refusal(result: int) -> str:
     if result == PIPELINE_COMPILE_REQUIRED:
         return (

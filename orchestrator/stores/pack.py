@@ -62,6 +62,7 @@ from orchestrator.stores.files.writer_lock import LOCK_SUFFIX, writer_lock
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.run_notes import (
     CompiledGroup,
+    Durations,
     Keys,
     add_contents,
     add_durations,
@@ -177,6 +178,11 @@ class PackTarget(msgspec.Struct, frozen=True, kw_only=True):
         return self._file(BINARIES_SUFFIX)
 
     @property
+    def has_data(self) -> bool:
+        """Whether there is a cache, or there are binaries."""
+        return self.cache is not None or self.binaries is not None
+
+    @property
     def notes(self) -> PackedFile | None:
         """The file of notes."""
         return self._file(NOTES_SUFFIX)
@@ -272,6 +278,12 @@ class PackNotes(msgspec.Struct, frozen=True, kw_only=True):
         """Keys of the pipelines that the cache file is known to hold."""
         return frozenset(_keys(self.held).tolist())
 
+    @property
+    def times(self) -> Durations:
+        """The recorded compile times."""
+        times_ns = np.frombuffer(self.times_ns, "<i8").astype(np.int64)
+        return Durations().updated(_keys(self.timed).astype(np.uint64), times_ns)
+
     @classmethod
     def joined(cls, notes: Sequence[Self]) -> Self:
         """Those of a cache that was joined of several, of which the last counts where they differ."""
@@ -305,8 +317,7 @@ class PackNotes(msgspec.Struct, frozen=True, kw_only=True):
         that both had.
         """
         if self.timed:
-            times = np.frombuffer(self.times_ns, "<i8").astype(np.int64)
-            add_durations(cache_file, _keys(self.timed).astype(np.uint64), times)
+            add_durations(cache_file, self.times.keys, self.times.duration_ns)
         if self.groups:
             add_feature_groups(cache_file, self.groups)
         if self.held and is_joined and (now := stored_data_hash(cache_file)) is not None:

@@ -1,0 +1,136 @@
+"""The verb `coverage`: what a player would still compile of a set, for each target of a pack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import trio
+from attrs import evolve
+
+from orchestrator.cli.application import Flag, JsonFlag, KeyFile, SetNames
+from orchestrator.cli.documents import CoverageDocument, CoveredTarget
+from orchestrator.cli.errors import ExitCode, UsageError
+from orchestrator.cli.output import Output, key_text, path_text, seconds_text, styled, table
+from orchestrator.cli.progress import progress_view
+from orchestrator.cli.values import archive_paths, read_key
+from orchestrator.errors import DeviceError
+from orchestrator.packs.coverage import Coverage, PackCoverage, installed
+from orchestrator.run.records import Hash
+from orchestrator.sets.opening import open_paths
+from orchestrator.stores.pack import Pack, PackError
+from orchestrator.supervise.targets import IN_TURN
+
+_KEYS_SHOWN = 3
+
+
+def coverage_verb(
+    sets_and_pack: SetNames,
+    /,
+    *,
+    run: Flag = False,
+    key: KeyFile = None,
+    json: JsonFlag = False,
+) -> int:
+    """Show what a player would still compile of a set, with the caches of a pack.
+
+    Without --run no driver is asked: the pack notes which pipelines its caches hold, and how long pipelines
+    took to compile. With it, each target that this machine has is installed into an empty directory, and
+    every pipeline is looked up while compiling is forbidden.
+
+    The exit code is 1 if pipelines are missing, or nothing is known of a target.
+
+    **EXAMPLES**
+
+        orchestrator coverage game.foz build/pack
+        orchestrator coverage game.foz dlc.foz build/pack --run
+        orchestrator coverage game.foz build/pack --json
+
+    Args:
+        sets_and_pack: The set, as `compile` takes it; and last the directory of the pack.
+        run: Prove it by looking everything up. For drivers that can forbid compiling.
+    """
+    if len(sets_and_pack) < 2:
+        raise UsageError("a set and a pack are expected", "name both: orchestrator coverage game.foz pack")
+    output, pack_path = Output(json=json), Path(sets_and_pack[-1])
+    pack = Pack.open(pack_path, read_key(key))
+    paths = archive_paths(sets_and_pack[:-1])
+    with open_paths(paths) as source:
+        whole = PackCoverage.of(pack, (each.key for each in source.pipelines))
+    found = [whole.noted(each) for each in pack.manifest.targets]
+    if run:
+        with progress_view(output) as shown:
+
+            def proven(each: Coverage) -> Coverage:
+                shown.stage(f"installing for {each.target.selector}")
+                with installed(pack, each.target, key_file=key) as (directory, options):
+                    look_up = partial(
+                        IN_TURN.compile,
+                        paths,
+                        options,
+                        cache_directory=directory,
+                        on_stage=shown.stage,
+                        on_progress=shown.progress,
+                    )
+                    return whole.run(each.target, trio.run(look_up))
+
+            found = [_unless_refused(proven, each) if each.target.has_data else each for each in found]
+    _show(output, pack_path, found)
+    is_covered = all(each.held + each.left_out == each.pipelines for each in found)
+    return ExitCode.OK if is_covered else ExitCode.PIPELINES_FAILED
+
+
+def _unless_refused(prove: Callable[[Coverage], Coverage], noted: Coverage) -> Coverage:
+    """What a run proved; where it could not, what the notes say, with the reason."""
+    try:
+        return prove(noted)
+    except (PackError, DeviceError) as error:
+        return evolve(noted, problem=str(error))
+
+
+def _show(output: Output, pack: Path, found: Sequence[Coverage]) -> None:
+    output.document(lambda: CoverageDocument(pack=path_text(pack), targets=tuple(map(_document, found))))
+    made = table("target", "pipelines", "held", "left out", "missing", "to compile", "", numbers=range(1, 6))
+    for each in found:
+        missing = len(each.missing)
+        about = "" if each.timed == missing else "about "
+        made.add_row(
+            styled(each.target.selector or each.target.device_name, "head"),
+            f"{each.pipelines:,}",
+            f"{each.held:,}",
+            styled(f"{each.left_out:,}", "warn" if each.left_out else "dim"),
+            styled(f"{missing:,}", "bad" if missing else "good"),
+            about + seconds_text(each.missing_s) if missing else "nothing" if _is_known(each) else "?",
+            styled("looked up", "good") if each.proven else styled("by its notes", "dim"),
+        )
+    output.show(made)
+    for each in found:
+        if each.missing:
+            shown = ", ".join(map(key_text, each.missing[: output.most(_KEYS_SHOWN)]))
+            left = len(each.missing) - (output.most(_KEYS_SHOWN) or len(each.missing))
+            more = f", ... {left:,} more" if left > 0 else ""
+            output.problem(styled("missing: ", "bad"), f"{each.target.selector}: {shown}{more}")
+        if each.problem:
+            output.problem(styled("note: ", "warn"), f"{each.target.selector}: {each.problem}")
+
+
+def _is_known(coverage: Coverage) -> bool:
+    return coverage.held + coverage.left_out + len(coverage.missing) == coverage.pipelines
+
+
+def _document(coverage: Coverage) -> CoveredTarget:
+    target = coverage.target
+    return CoveredTarget(
+        selector=target.selector,
+        device_name=target.device_name,
+        driver=target.driver,
+        pipelines=coverage.pipelines,
+        held=coverage.held,
+        left_out=coverage.left_out,
+        missing=tuple(map(Hash, coverage.missing)),
+        missing_s=coverage.missing_s,
+        timed=coverage.timed,
+        proven=coverage.proven,
+        problem=coverage.problem or None,
+    )

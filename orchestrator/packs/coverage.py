@@ -1,0 +1,118 @@
+"""What a player would still compile of a set, with the caches of a pack.
+
+By what the pack notes of its caches, where no driver is asked; or as the player does it: `installed` puts a
+target into an empty directory, where the set is looked up while compiling is forbidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from attrs import evolve, field, frozen
+
+from orchestrator.devices.modes import CacheMode
+from orchestrator.packs import driver
+from orchestrator.run.options import CompileOptions
+from orchestrator.run.records import NOT_FOUND, CompileReport
+from orchestrator.stores.pack import Pack, PackError, PackTarget
+from orchestrator.stores.run_notes import Durations, Keys
+
+
+@frozen
+class Coverage:
+    """What a target of a pack has of a set's pipelines."""
+
+    target: PackTarget
+    pipelines: int  # of the set
+    held: int = 0
+    left_out: int = 0  # that the device does not support, or its driver refuses or dies of
+    missing: tuple[int, ...] = ()  # keys of those that a player would compile, ascending
+    missing_s: float = 0.0  # what that takes in the driver
+    timed: int = 0  # of the missing, how many have a recorded time; the others count as the mean of all
+    proven: bool = False  # by a run in which compiling was forbidden
+    problem: str = ""  # why the pack has nothing, nothing is known, or a run proved nothing
+
+
+@frozen
+class PackCoverage:
+    """The coverage of a set by a pack. Its methods block; one thread at a time."""
+
+    pack: Pack
+    keys: Keys  # of the set's pipelines, each once
+    _times: dict[str, Durations] = field(factory=dict)  # by the selector of the target
+
+    @classmethod
+    def of(cls, pack: Pack, keys: Iterable[int]) -> PackCoverage:
+        """Read the recorded times of a pack; raises PackError where notes are damaged."""
+        times = {each.selector: pack.read_notes(each).times for each in pack.manifest.targets}
+        return cls(pack, np.unique(np.fromiter(keys, np.uint64)), times)
+
+    def noted(self, target: PackTarget) -> Coverage:
+        """What a target has by its notes; raises PackError where they are damaged."""
+        held = np.isin(self.keys, [*self.pack.read_notes(target).held_keys])
+        if target.has_data and not held.any():
+            why = "the pack does not note which pipelines its cache holds: --run finds out"
+            return Coverage(target, len(self.keys), problem=why)
+        lists = (each for part in target.parts for each in part.left_out if each.status != "not_run")
+        out = {int(key, 16) for each in lists for key in each.keys}
+        left_out = np.isin(self.keys, [*out]) & ~held
+        found = self._coverage(target, held=int(held.sum()), missing=self.keys[~(held | left_out)])
+        return evolve(found, problem=target.problem)
+
+    def run(self, target: PackTarget, report: CompileReport) -> Coverage:
+        """What a target has by the report of a compile where it is `installed`."""
+        names = [each.key for each in report.failed if each.reason.startswith(NOT_FOUND)]
+        missing, counts = np.unique(np.array(names, np.uint64)), report.outcomes
+        found = self._coverage(target, held=counts.cache_hits, missing=missing)
+        if report.stopped or counts.not_run:
+            return evolve(found, problem=f"{counts.not_run} pipelines were not looked up")
+        return evolve(found, proven=True)
+
+    def _coverage(self, target: PackTarget, *, held: int, missing: Keys) -> Coverage:
+        own, others = self._times[target.selector], [*self._times.values()]
+        times_ns = own.of(missing)
+        for other in others:
+            times_ns = np.where(times_ns > 0, times_ns, other.of(missing))
+        times = own.duration_ns if len(own) else np.concatenate([each.duration_ns for each in others])
+        timed = int(np.count_nonzero(times_ns))
+        mean_ns = float(times.mean()) if len(times) else 0.0
+        total_ns = float(times_ns.sum()) + mean_ns * (len(missing) - timed)
+        return Coverage(
+            target,
+            len(self.keys),
+            held,
+            len(self.keys) - held - len(missing),
+            tuple(missing.tolist()),
+            total_ns / 1e9,
+            timed,
+        )
+
+
+@contextmanager
+def installed(
+    pack: Pack, target: PackTarget, *, key_file: Path | None = None
+) -> Iterator[tuple[Path, CompileOptions]]:
+    """Install a target into a directory of its own, which goes at the end. Blocking.
+
+    Args:
+        pack: The pack.
+        target: One of its targets, of a device of this machine.
+        key_file: The key that the pack was opened with; None where nothing proves it.
+
+    Yields:
+        The directory, and the options that look a set up there.
+
+    Raises:
+        PackError: It is damaged, or the driver here is another build than the target's.
+        DeviceError: There is no such device.
+    """
+    with TemporaryDirectory(prefix="orchestrator-coverage-") as name:
+        _, done = driver.install(pack, target.selector, Path(name), key_file=key_file)
+        if done.target < 0 or pack.manifest.targets[done.target] != target:
+            raise PackError(pack.directory, f"{target.name}: the driver here is another build")
+        mode = CacheMode.SHARED if target.cache is not None else CacheMode.BINARIES
+        yield Path(name), CompileOptions(selector=target.selector, mode=mode, expect_hits=True)

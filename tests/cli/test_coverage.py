@@ -1,0 +1,63 @@
+"""The verb `coverage`: by the notes of a pack, and proven by looking everything up."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cli.errors import ExitCode
+from tests.cli.conftest import Call
+from tests.run.small_sets import write_small_set
+
+
+def covered(call: Call, *arguments: object, code: int) -> dict[str, Any]:
+    done = call("coverage", *arguments, "--json")
+    assert done.code == code
+    (target,) = done.document["targets"]
+    return dict(target)
+
+
+def test_what_a_new_build_of_a_game_adds(call: Call, tmp_path: Path) -> None:
+    pack, old, new = tmp_path / "pack", tmp_path / "old.foz", tmp_path / "new.foz"
+    there = write_small_set(old, 0, 4)
+    added = {f"{each:016x}" for each in write_small_set(new, 0, 6)} - {f"{each:016x}" for each in there}
+    assert call("compile", old, "-d", "simulated", "--out", pack).code == ExitCode.OK
+    assert covered(call, old, pack, code=ExitCode.OK)["held"] == 4
+    noted = covered(call, new, pack, code=ExitCode.PIPELINES_FAILED)
+    proven = covered(call, new, pack, "--run", code=ExitCode.PIPELINES_FAILED)
+    assert (noted.pop("proven"), proven.pop("proven")) == (False, True)
+    assert noted == proven
+    assert set(proven["missing"]) == added
+    assert (proven["held"], proven["timed"]) == (4, 0)
+    assert proven["missing_s"] > 0, "they count as the mean of what was compiled"
+    shown = call("coverage", new, pack)
+    assert f"missing: simulated: {min(added)}, {max(added)}" in shown.out
+    assert call("compile", new, "-d", "simulated", "--out", pack).code == ExitCode.OK
+    assert covered(call, new, pack, "--run", code=ExitCode.OK)["missing"] == []
+    assert call("verify", pack, "--complete").code == ExitCode.OK
+
+
+def test_a_target_that_is_not_here_is_judged_by_its_notes(call: Call, tmp_path: Path) -> None:
+    pack, path = tmp_path / "pack", tmp_path / "set.foz"
+    write_small_set(path, 0, 4)
+    assert call("compile", path, "-d", "simulated", "--out", pack).code == ExitCode.OK
+    manifest = pack / "manifest.json"
+    manifest.write_text(re.sub(r'("selector": ?)"simulated"', r'\1"gone"', manifest.read_text("utf-8")))
+    target = covered(call, path, pack, "--run", code=ExitCode.OK)
+    assert (target["held"], target["proven"]) == (4, False)
+    assert "gone" in target["problem"]
+
+
+@pytest.mark.driver("radv:navi21")
+def test_half_a_set_on_a_real_driver(call: Call, tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    options = ("-d", "radv:navi21", "--out", pack)
+    assert call("compile", "sample", *options, "--shard", "1/2").code == ExitCode.OK
+    noted = covered(call, "sample", pack, code=ExitCode.PIPELINES_FAILED)
+    proven = covered(call, "sample", pack, "--run", code=ExitCode.PIPELINES_FAILED)
+    # The driver finds some by what it has of others: their keys are its own.
+    assert set(proven["missing"]) <= set(noted["missing"])
+    assert 0 < noted["held"] <= proven["held"] < proven["pipelines"]
