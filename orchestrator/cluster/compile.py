@@ -89,6 +89,7 @@ class _Target:
     options: CompileOptions
     archives: tuple[SentFile, ...]
     jobs: PipelineJobs
+    is_one_group: bool
     name: str
     folder: Path
     shards: int = 0
@@ -120,6 +121,14 @@ class _Target:
             and machine.name not in self.refused
             and not machine.is_leaving
         )
+
+    @property
+    def needs(self) -> frozenset[str] | None:
+        """What all pipelines need of the device, once a shard has said it of a set of one group."""
+        groups = next((each.set.groups for each in self.reports.values()), ())
+        if not self.is_one_group or len(groups) != 1:
+            return None
+        return frozenset((*groups[0].opened_as.features, *groups[0].opened_as.extensions))
 
     @property
     def identity(self) -> ProfileIdentity:
@@ -284,7 +293,7 @@ class ClusterCompiler:
             jobs = PipelineJobs.joined([options.subset.of(each.pipelines) for each in groups])
         about = (*(each.xxh3_128 for each in files), options.selector, str(options.mode), str(options.subset))
         name = content_hash128("\n".join(about).encode()).hex()[:24]
-        return _Target(options, files, jobs, name, self.folder / name)
+        return _Target(options, files, jobs, len(groups) == 1, name, self.folder / name)
 
     async def _identify(self, machine: Machine, target: _Target) -> None:
         """Know what a target's selector names on a machine."""
@@ -457,13 +466,13 @@ class ClusterCompiler:
         if begun := _begun(shard):
             seed = _at(begun, await self.cluster.send(machine, begun))
         options = target.options.after(time.monotonic() - target.began)
-        mode = options.mode or CacheMode.PER_WORKER
+        options = evolve(options, mode=options.mode or CacheMode.PER_WORKER, needs=target.needs)
         workers = self.workers or processors_of(self.cluster, machine)
         subset = Subset(shard.number, target.shards, options.subset.keys)
         request = CompileShard(
             run=self.cluster.run,
             archives=archives,
-            options=msgspec.msgpack.encode(evolve(options, workers=workers, mode=mode, subset=subset)),
+            options=msgspec.msgpack.encode(evolve(options, workers=workers, subset=subset)),
             name=shard.name,
             seed=seed,
         )

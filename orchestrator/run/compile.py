@@ -302,8 +302,9 @@ class CompileJob:
         if isinstance(waiting, PlannedGroup):
             chunks = planned_group(waiting, self.opener, left_out=self.source.left_out, during=during)
         else:
+            subset, needs = self.options.subset, self.options.needs
             chunks = opened_group(
-                self.source, waiting, self.opener, subset=self.options.subset, during=during
+                self.source, waiting, self.opener, subset=subset, needs=needs, during=during
             )
         opening = _Opening(chunks)
         beside.start_soon(opening.run)

@@ -399,6 +399,9 @@ class CompileOptions:
             captured, which the journal gets (`run.statistics`); only in mode none.
         statistics_code: Whether the journal gets the internal representations of the code too.
         subset: Which of the set's pipelines; the report counts these alone.
+        needs: What all pipelines of the set need of a device, where the report of another subset says it
+            (`GroupRecord.opened_as`, its features and extensions). Then only the subset is decoded of a set
+            that no application was recorded with.
         only_these: Keep a cache of this set alone: where its file holds pipelines that the set does not have,
             or nobody knows, begin with an empty cache, and replace the file once all was compiled. For packs
             (`cache_file_needed`) in any case, where the file is known to hold others.
@@ -444,6 +447,7 @@ class CompileOptions:
     identifiers: bool = _switch(False)
     only_these: bool = _switch(False)
     expect_hits: bool = _switch(False)
+    needs: frozenset[str] | None = None
 
     def __attrs_post_init__(self) -> None:
         _check_merge(self.mode, self.merge)

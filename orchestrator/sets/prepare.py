@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Final
 
@@ -92,22 +92,30 @@ def opened_group(
     opener: DeviceOpener,
     *,
     subset: Subset = WHOLE,
+    needs: Collection[str] | None = None,
     during: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> Generator[OpenedGroup, None, None]:
     """Yield one group of a set on a device opened for it, which is closed with the iterator.
 
     What an exact group's device is opened as follows from all its pipelines, also where a subset of them is
     compiled: only then does the driver give all parts of a set the same keys. The set must stay open as long
-    as modules of the image are loaded. `during` is entered around each step, "open" and "prepare".
+    as modules of the image are loaded. `needs` are what all of them need, as in `CompileOptions`. `during` is
+    entered around each step, "open" and "prepare".
 
     Raises:
         OrchestratorError: What the opener raises.
     """
+    follows = group.request.others is OtherFeatures.NONE  # what it is opened as, from all its pipelines
+    if follows and needs is not None and not group.applications:
+        pairs = (each.split("::") for each in needs if "::" in each)
+        features = frozenset((struct, member) for struct, member in pairs)
+        request = group.request.plus(features, frozenset(each for each in needs if "::" not in each))
+        group, follows = evolve(group, request=request), False
     with during("open"):
         device = opener(group.request)
     try:
         asked = AskedDevice(device)
-        if group.request.others is not OtherFeatures.NONE:
+        if not follows:
             with during("prepare"):
                 part = evolve(group, pipelines=subset.of(group.pipelines))
                 opened = evolve(_decode(source, part, asked, asked.capabilities), answers=asked.answers)
@@ -172,7 +180,11 @@ def planned_group(
 
 
 def opened_groups(
-    source: PipelineSet, opener: DeviceOpener, *, subset: Subset = WHOLE
+    source: PipelineSet,
+    opener: DeviceOpener,
+    *,
+    subset: Subset = WHOLE,
+    needs: Collection[str] | None = None,
 ) -> Generator[OpenedGroup, None, None]:
     """Each group of a set on a device opened for it, one after the other.
 
@@ -182,6 +194,7 @@ def opened_groups(
         source: The set; it stays the caller's.
         opener: Opens a device.
         subset: Which of the set's pipelines.
+        needs: What all of them need, as in `CompileOptions`.
 
     Raises:
         OrchestratorError: What the opener raises.
@@ -192,7 +205,7 @@ def opened_groups(
     expect(subset, Subset, "Subset")
     waiting = deque(subset.groups_of(source))
     while waiting:
-        with closing(opened_group(source, waiting.popleft(), opener, subset=subset)) as groups:
+        with closing(opened_group(source, waiting.popleft(), opener, subset=subset, needs=needs)) as groups:
             for opened in groups:
                 waiting.extend(opened.split)
                 yield opened

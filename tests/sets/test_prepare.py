@@ -234,14 +234,14 @@ class Linked(Set):
         self.link = self.builder.graphics_pipeline(libraries=self.libraries)
 
 
-Shape = dict[str, tuple[set[int], set[tuple[int, bool]]]]
+Shape = dict[DeviceRequest, tuple[set[int], set[tuple[int, bool]]]]
 
 
 def shape(groups: list[OpenedGroup]) -> Shape:
     """By what the device is opened as: what was asked for, what is in images, and the problems."""
     found: Shape = {}
     for each in groups:
-        asked, problems = found.setdefault(repr(each.group.request), (set(), set()))
+        asked, problems = found.setdefault(each.group.request, (set(), set()))
         along = {job.key for job in each.built.dependencies}
         here = keys(each) - along
         assert not here & asked, "a pipeline is handed over once"
@@ -266,13 +266,17 @@ def handed_over(options: dict[str, Any], missing: tuple[Feature, ...], **how: An
 
 @pytest.mark.parametrize("missing", MISSING)
 @pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("is_known", [False, True])
 def test_shards_give_the_pipelines_of_the_whole_on_the_same_devices(
-    options: dict[str, Any], missing: tuple[Feature, ...]
+    options: dict[str, Any], missing: tuple[Feature, ...], is_known: bool
 ) -> None:
     together: Shape = {}
+    requests = [each.group.request for each in handed_over(options, missing)]
+    needs = {"::".join(each) for request in requests for each in request.features}
+    needs |= {each for request in requests for each in request.extensions}
     for number in range(1, 4):
         for request, (asked, problems) in shape(
-            handed_over(options, missing, subset=Subset(number, 3))
+            handed_over(options, missing, subset=Subset(number, 3), needs=needs if is_known else None)
         ).items():
             known = together.setdefault(request, (set(), set()))
             assert not known[0] & asked
@@ -286,3 +290,14 @@ def test_a_subset_without_pipelines_opens_one_device() -> None:
     source = PipelineSet.from_records(given.records)
     (only,) = opened_groups(source, opener, subset=Subset(keys=frozenset()))
     assert len(only.built.image) == len(only.group.pipelines) == 0
+
+
+def test_of_a_set_whose_needs_are_known_only_a_subset_is_decoded() -> None:
+    """The device is opened as the whole needs it, at once."""
+    source, opener = PipelineSet.from_records(Linked().records), Opener()
+    (whole,) = opened_groups(source, Opener())
+    needs = {"::".join(each) for each in whole.group.request.features} | whole.group.request.extensions
+    few = Subset(keys=frozenset(source.pipelines.keys[:1].tolist()))
+    (opened,) = opened_groups(source, opener, subset=few, needs=needs)
+    assert opened.group.request == whole.group.request
+    assert len(opener.requests) == 1
