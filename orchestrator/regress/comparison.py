@@ -54,13 +54,7 @@ class ExecutableTotals(Record, frozen=True):
 
     def of(self, name: str) -> StatisticChange | None:
         """The change of a statistic over all, by its name or its short name in any case."""
-        wanted = name.lower()
-        found = (each for each in self.changes if wanted in _names(each.statistic))
-        return next(found, None)
-
-
-def _names(statistic: Statistic) -> tuple[str, str]:
-    return statistic.name.lower(), statistic.short.lower()
+        return next((each for each in self.changes if each.statistic.is_called(name)), None)
 
 
 class OnlyOne(Record, frozen=True):

@@ -21,6 +21,10 @@ class Statistic(Record, frozen=True):
     direction: Direction  # What more of it is; changed where that is not known.
     role: str = ""  # spill, occupancy, size or "".
 
+    def is_called(self, name: str) -> bool:
+        """Whether this is its name or short name, in any case."""
+        return name.lower() in (self.name.lower(), self.short.lower())
+
     def sign_of(self, more: float) -> int:
         """1 if so much more of it is better, -1 if it is worse, 0 where nobody knows or nothing changed."""
         way = {"better": 1, "worse": -1}.get(self.direction, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from html import escape
 from xml.etree import ElementTree
 
 import numpy as np
@@ -102,12 +103,10 @@ def sections(found: SideComparison, most: int | None = _MOST) -> Iterator[tuple[
         lines = []
         for place in places[:most].tolist():
             one = np.array([place])
-            told = [
-                f"{each.short} {value_texts(found, each, one)[0][0]} -> {value_texts(found, each, one)[0][1]}"
-                for each in known
-                if found.deltas[each][place] not in (0.0,) and not np.isnan(found.deltas[each][place])
-            ]
-            lines.append(f"{place_text(found, place)}: {', '.join(told)}")
+            changed = [each for each in known if np.nan_to_num(found.deltas[each][place])]
+            texts = [(each.short, *value_texts(found, each, one)[0]) for each in changed]
+            told = ", ".join(f"{short} {before} -> {after}" for short, before, after, _ in texts)
+            lines.append(f"{place_text(found, place)}: {told}")
         yield f"{title}: {len(places):,}", _with_rest(lines, len(places))
 
     yield from listed("new spills", found.new_of("spill"), "spill")
@@ -166,24 +165,12 @@ def markdown(found: SideComparison, verdicts: Sequence[RuleVerdict], time: TimeC
             lines.append(f"| {' | '.join(row)} |")
         lines.append("")
     for title, told in sections(found):
-        lines += [
-            f"<details><summary>{_escaped(title)}</summary>",
-            "",
-            "```",
-            *told,
-            "```",
-            "",
-            "</details>",
-            "",
-        ]
+        lines += [f"<details><summary>{escape(title, quote=False)}</summary>", "", "```"]
+        lines += [*told, "```", "", "</details>", ""]
     lines += [
         f"- {'**broken**' if each.broken else 'kept'} `{each.rule}`: {each.message}" for each in verdicts
     ]
     return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def application_cell(totals: ExecutableTotals, statistic: Statistic) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -218,15 +218,24 @@ def read_results(path: Path) -> Results:
 
 
 def _read_csv(path: Path) -> Results:
-    builder, heading = ResultBuilder(), False
+    builder, columns, rows = ResultBuilder(), list[str](), list[list[str]]()
     try:
         with path.open(encoding="utf-8", errors="backslashreplace", newline="") as stream:
-            for line, columns, rows in _sections(csv.reader(stream)):
-                heading = True
-                _add_rows(builder, columns, rows, line)
+            reader = csv.reader(stream)
+            for row in reader:
+                is_heading = _DATABASE in row and _KEY in row
+                if is_heading or len(rows) == _LINES:
+                    _add_rows(builder, columns, rows, reader.line_num)
+                    rows = []
+                if is_heading:
+                    columns = row
+                elif row:
+                    _require_fields(row, columns, reader.line_num)
+                    rows.append(row)
+            _add_rows(builder, columns, rows, reader.line_num)
     except (ValueError, OverflowError, csv.Error) as error:
         raise ResultError(str(path), str(error)) from error
-    if not heading:
+    if not columns:
         raise ResultError(
             str(path),
             f"has no heading with {_DATABASE!r}, {_KEY!r} and {_NAME!r}: a result file of `regress` is "
@@ -235,45 +244,25 @@ def _read_csv(path: Path) -> Results:
     return builder.done(Side(name=path.stem))
 
 
-def _sections(reader: Iterator[list[str]]) -> Iterator[tuple[int, list[str], list[list[str]]]]:
-    # Runs of rows under one heading, at most so many at a time, each with the line of its first.
-    columns: list[str] = []
-    line = 0
-    while True:
-        rows: list[list[str]] = []
-        first, following = line + 1, None
-        for row in islice(reader, _LINES):
-            line += 1
-            if _DATABASE in row and _KEY in row:
-                following = row
-                break
-            if row and not columns:
-                raise ValueError(f"line {line} comes before any heading with {_DATABASE!r} and {_KEY!r}")
-            if row and len(row) != len(columns):
-                raise ValueError(f"line {line} has {len(row)} fields, its heading {len(columns)}")
-            if row:
-                rows.append(row)
-        if rows or following is not None:
-            yield first, columns if rows else following or [], rows
-        if following is not None:
-            missing = {_DATABASE, _KEY, _NAME} - set(following)
-            if missing:
-                raise ValueError(f"line {line}, a heading, lacks {', '.join(sorted(missing))}")
-            columns = following
-        elif not rows:
-            return
+def _require_fields(row: list[str], columns: list[str], line: int) -> None:
+    if not columns:
+        raise ValueError(f"line {line} comes before any heading with {_DATABASE!r} and {_KEY!r}")
+    if len(row) != len(columns):
+        raise ValueError(f"line {line} has {len(row)} fields, its heading {len(columns)}")
 
 
 def _add_rows(builder: ResultBuilder, columns: list[str], rows: list[list[str]], line: int) -> None:
     if not rows:
         return
+    if _NAME not in columns:
+        raise ValueError(f"a heading before line {line} lacks {_NAME}")
     texts = dict(zip(columns, zip(*rows, strict=True), strict=True))
 
     def converted(name: str) -> Column:
         try:
             return _hashes(texts[name]) if is_hash(name) else _floats(texts[name])
         except (ValueError, OverflowError) as error:
-            raise ValueError(f"column {name!r}, after line {line}: {error}") from None
+            raise ValueError(f"column {name!r}, up to line {line}: {error}") from None
 
     count = len(rows)
     numbers = {

@@ -87,7 +87,7 @@ def judge(rule: FailRule, found: SideComparison, time: TimeChange | None = None)
         return _judged(rule, amount, f"{amount:.0f} executables spill, and did not before")
     change = found.total.of(rule.name)
     if change is None:
-        known = any(rule.name.lower() in (each.name.lower(), each.short.lower()) for each in found.deltas)
+        known = any(each.is_called(rule.name) for each in found.deltas)
         return RuleVerdict(rule.text, False, "unchanged" if known else "no such statistic on both sides")
     amount = change.share if rule.is_share else change.after - change.before
     return _judged(rule, amount, f"{change.before:g} -> {change.after:g} ({change.share:+.2%})")
