@@ -58,15 +58,9 @@ class LiveComparison:
         return first, second
 
     def _measured(self, side: SideDriver, proof: Proof, selector: str, note: str) -> Results:
-        told = Side(
-            name=side.name,
-            driver=proof.driver,
-            device=proof.device,
-            driver_info=proof.driver_info,
-            library=proof.library,
-            build_id=proof.build_id,
-            notes=tuple(filter(None, [_variables_text(side.variables), note])),
-        )
+        variables = " ".join(f"{name}={value}" for name, value in side.variables.items())
+        notes = tuple(filter(None, [variables, note]))
+        told = msgspec.structs.replace(proof.side, name=side.name, notes=notes)
         self._say(f"compiling with {side.name} on {selector or 'the first device'}")
         request = self._request(side, told, selector, dict.fromkeys(self.sets))
         self._ask(side, request, Measured)
@@ -161,7 +155,3 @@ class LiveComparison:
             raise DeviceError(f"{side.name}: its process ended with {answer.how_with_output}")
         assert isinstance(answer, kind)  # noqa: S101 - what it was asked for
         return answer
-
-
-def _variables_text(variables: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in variables.items())

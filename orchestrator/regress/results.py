@@ -62,7 +62,7 @@ class Lost(msgspec.Struct, frozen=True):
     reason: str
 
 
-class Side(Record, frozen=True, kw_only=True):
+class Side(Record, frozen=True):
     """A side of a comparison; "" is what is not known, as of CSV."""
 
     name: str

@@ -21,6 +21,7 @@ from attrs import frozen
 
 from orchestrator.devices.vulkan.manifests import library_named_by
 from orchestrator.errors import OrchestratorError
+from orchestrator.regress.results import Side
 
 INSTALLED: Final = "installed"
 _PLUS: Final = re.compile(r"\+(?=[A-Za-z_][A-Za-z0-9_]*=)")
@@ -43,12 +44,8 @@ class SameDriverError(SideError):
 class Proof(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What a process that has opened the device says of its driver."""
 
-    driver: str  # name in directions.csv, or ""
-    device: str
-    driver_info: str
-    library: str  # path of the file that is mapped
-    file: tuple[int, int]  # its device and inode
-    build_id: str
+    side: Side  # still without a name
+    file: tuple[int, int]  # device and inode of its library
 
 
 @frozen
@@ -132,10 +129,10 @@ def require_different(sides: tuple[SideDriver, SideDriver], proofs: tuple[Proof,
     Raises:
         SameDriverError: Both loaded the same file, with the same variables.
     """
-    (one, other), (first, second) = sides, proofs
+    (one, other), (first, second) = sides, (each.side for each in proofs)
     if one.variables != other.variables:
         return ""
-    if first.file == second.file:
+    if proofs[0].file == proofs[1].file:
         raise SameDriverError(
             f"{one.name} and {other.name} are the same: both loaded {first.library}, build {first.build_id}, "
             "with the same variables"
@@ -163,14 +160,9 @@ def proof_of(device_name: str, driver_id: int, driver_info: str, manifests: list
         raise SideError(f"{driver_info}: none of {', '.join(sorted(names))} is loaded in its process")
     path = Path(paths[0])
     state = path.stat()
-    return Proof(
-        driver=_DRIVERS.get(driver_id, ""),
-        device=device_name,
-        driver_info=driver_info,
-        library=str(path),
-        file=(state.st_dev, state.st_ino),
-        build_id=build_id_of(path),
-    )
+    driver = _DRIVERS.get(driver_id, "")
+    told = Side("", driver, device_name, driver_info, str(path), build_id_of(path))
+    return Proof(side=told, file=(state.st_dev, state.st_ino))
 
 
 def build_id_of(library: Path) -> str:
