@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import unified_diff
 from pathlib import Path
 
@@ -22,17 +23,9 @@ Representations = tuple[tuple[str, str], ...]
 class ShaderCode:
     """A shader in both sides' code."""
 
-    application: str
-    key: int
-    number: int  # of the executable in its pipeline
-    name: str
+    title: str  # application, key of the pipeline, number and name of the executable
     before: Representations
     after: Representations
-
-    @property
-    def title(self) -> str:
-        """The shader, in words."""
-        return f"{self.application} {self.key:016x} #{self.number} {self.name}"
 
     @property
     def last(self) -> tuple[str, str]:
@@ -46,7 +39,7 @@ class ShaderCode:
         Raises:
             SaveError: A file cannot be written.
         """
-        stem = f"{self.application.replace('/', '-')}-{self.key:016x}-{self.number}"
+        stem = re.sub(r"[^\w.]+", "-", self.title)
         before, after = (each.splitlines(keepends=True) for each in self.last)
         texts = {word: _text(side) for word, side in (("before", self.before), ("after", self.after))}
         texts["diff"] = "".join(unified_diff(before, after, f"{stem}.before", f"{stem}.after"))

@@ -22,6 +22,7 @@ from orchestrator.devices.device import PipelineExecutable
 from orchestrator.errors import DeviceError
 from orchestrator.regress.code import ShaderCode, named
 from orchestrator.regress.comparison import SideComparison
+from orchestrator.regress.reports import place_text
 from orchestrator.regress.results import Results, Side, read_results
 from orchestrator.regress.service import Measure, Measured, Prove, SideAnswer, TakeTime
 from orchestrator.regress.sides import Proof, SideDriver, require_different
@@ -107,9 +108,7 @@ class LiveComparison:
             number = int(before.number[row])
             both = [side.get(pipeline, ())[number:][:1] for side in sides]
             first, second = (each[0].representations if each else () for each in both)
-            application = found.applications[int(found.application[place])]
-            name = before.names[before.name[row]]
-            told.append(ShaderCode(application, pipeline[1], number, name, first, second))
+            told.append(ShaderCode(place_text(found, place), first, second))
         return told
 
     def timed(self, selector: str, rounds: int) -> TimeChange:

@@ -27,10 +27,13 @@ def test_each_figure_is_held_against_its_own_noise() -> None:
         for each in results()
     ]
     lean = [msgspec.structs.replace(each, peak_memory_bytes=50_000_000) for each in shaken]
-    (change,) = compare_samples(shaken, lean).changes
+    report = compare_samples(shaken, lean)
+    (change,) = report.changes
     assert change.time.noise > 2
     assert change.memory.noise == 1
     assert change.memory.lower  # the control's memory is steady, whatever its time is
+    rules = {"memory<-20%": True, "memory<-90%": False, "cpu<0%": False, "spills>0": False}
+    assert {each: judge_bench(FailRule.parse(each), report).broken for each in rules} == rules
 
 
 def test_a_rule_is_broken_where_the_whole_interval_lies_beyond() -> None:
