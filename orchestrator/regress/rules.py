@@ -20,6 +20,7 @@ from typing import Final
 from attrs import frozen
 
 from orchestrator.bench.compare import ChangeReport
+from orchestrator.bench.rows import arm_text, counted
 from orchestrator.bench.statistics import Difference
 from orchestrator.regress.comparison import OnlyOne, SideComparison
 from orchestrator.regress.times import TimeChange
@@ -123,12 +124,8 @@ def judge_bench(rule: FailRule, found: ChangeReport) -> RuleVerdict:
     if figure not in ("decisive", "cpu", "memory"):
         return RuleVerdict(rule.text, False, "a benchmark has time, cpu and memory")
     cells = [(each.after, getattr(each, figure)) for each in found.changes]
-    beyond = [
-        f"{cell.start}, {cell.workers} workers, {cell.mode}: {_ratio_text(each)}"
-        for cell, each in cells
-        if _is_beyond(rule, each)
-    ]
-    return RuleVerdict(rule.text, bool(beyond), "; ".join(beyond) or f"none of {len(cells)} cells")
+    beyond = [f"{arm_text(cell)}: {_ratio_text(each)}" for cell, each in cells if _is_beyond(rule, each)]
+    return RuleVerdict(rule.text, bool(beyond), "; ".join(beyond) or f"none of {counted(len(cells), 'cell')}")
 
 
 def _is_beyond(rule: FailRule, found: Difference) -> bool:

@@ -270,7 +270,7 @@ def test_compare_closes_a_gate(call: Call, tmp_path: Path) -> None:
     assert "of 1 cell 1 slower beyond noise" in done.out
     still = call("compare", before, slower, "-q")
     assert (still.code, still.out) == (1, "")
-    assert still.err.startswith("broken  time>0%: cold, 1 workers, shared: +50")
+    assert still.err.startswith("broken  time>0%: test, cold, 1 worker, shared: +50")
     assert call("compare", slower, before).code == 0
     assert call("compare", slower, before, "--fail-on", "any").code == 1
     assert call("compare", before, slower, "--fail-on", "never").code == 0
