@@ -37,6 +37,7 @@ SMALLER = (
     ("--workers 1,4,16 --out", "--workers 1 --samples 1 --devices simulated --time-limit 2s --out"),
     ("doctor --keys --device radv:navi21", "doctor --keys --device radv:navi21 --only apiVersion"),
     ("-d nvidia", "-d simulated"),
+    ("-- ./game", "-- true"),
     ("compile sample ", "compile sample --shard 1/8 "),
     ("regress sascha.foz", "regress game.foz"),
     ("regress set.foz", "regress game.foz"),

@@ -55,7 +55,7 @@ Exit codes:
 _JOBS: Final = {
     "Compile": "devices list compile calibrate pack worker",
     "Measure": "bench compare regress",
-    "Keep and ship": "inspect verify coverage export extract merge install binaries prune",
+    "Keep and ship": "inspect verify coverage export extract merge install run binaries prune",
     "When things go wrong": "doctor quarantine",
     "This program": "completion",
 }

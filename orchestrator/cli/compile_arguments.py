@@ -65,6 +65,10 @@ class CompileArguments:
             this way. Identifiers are kept in the cache directory.
         only: Compile only the pipeline with this key, 16 hex digits as reports show them, even if it is in
             quarantine. May be given several times.
+        driver_cache: Fill the driver's own cache in this directory, for programs that pass no
+            VkPipelineCache; `orchestrator run` offers it to them. Each device and driver has a folder of its
+            own there. With `--expect-hits`, a new process must find each pipeline there without writing.
+            Mesa's drivers only.
         expect_hits: Forbid compiling, and write nothing: each pipeline must be in the cache. What is missing
             fails, with its application. Proves a cache before it is shipped; `coverage` does it for packs.
         only_these: Write a cache of this set alone. Where the cache file holds pipelines that the set does
@@ -118,6 +122,7 @@ class CompileArguments:
     ] = None
     out: Annotated[Path | None, WHERE, Parameter(alias="-o", show_default=lambda _: "none")] = None
     key: Annotated[KeyFile, WHERE] = None
+    driver_cache: Annotated[Path | None, WHERE, Parameter(show_default=lambda _: "none")] = None
     only_these: Annotated[Flag, WHERE] = False
     relax_driver_version: Annotated[Flag, WHERE] = False
     plan: Annotated[Literal["auto", "off"], WHERE] = "auto"

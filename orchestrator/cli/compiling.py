@@ -24,7 +24,16 @@ from attrs import evolve, frozen
 
 from orchestrator.cli.errors import CLUSTER_EXTRA, ExitCode, Failure, UsageError, explain
 from orchestrator.cli.errors import report as report_failure
-from orchestrator.cli.output import Output, OutputError, display, path_text, plural, write_document
+from orchestrator.cli.output import (
+    Output,
+    OutputError,
+    byte_text,
+    display,
+    path_text,
+    plural,
+    styled,
+    write_document,
+)
 from orchestrator.cli.values import (
     MOST_WORKERS,
     archive_paths,
@@ -132,10 +141,60 @@ def compile_sets(sets: list[str], arguments: CompileArguments, *, json: bool) ->
         os.nice(arguments.nice)
     _check(arguments, several=selector is None)
     call = _Call(arguments, archive_paths(sets), Output(json=json), events, control)
-    code = _compile_targets(call) if selector is None else _compile_one(call, selector, clock)
+    if selector is None:
+        code = _compile_targets(call)
+    elif arguments.driver_cache is not None:
+        code = _compile_driver_cache(call, selector, clock, arguments.driver_cache)
+    else:
+        code = _compile_one(call, selector, clock)
     if events is not None:
         events.tell("end", exit_code=int(code))
     return code
+
+
+def _compile_driver_cache(call: _Call, selector: str, clock: StageClock, directory: Path) -> ExitCode:
+    from orchestrator.packs.driver_cache import DriverCache
+    from orchestrator.supervise.starting import end_ahead
+
+    end_ahead()  # it has no variables of the cache
+    cache = DriverCache.of(directory, selector)
+    given = evolve(call.arguments, mode="none", driver_caches=True)
+    call = evolve(call, arguments=given)
+    if not given.expect_hits:
+        os.environ.update(cache.filling())
+        code = _compile_one(call, selector, clock)
+        cache.require_filled()
+        call.output.line(
+            styled("driver cache  ", "dim"), f"{path_text(cache.folder)}  {byte_text(cache.size)}"
+        )
+        return code
+    with TemporaryDirectory(prefix="orchestrator-own-") as own:
+        # A driver that ignores the flag would prove everything.
+        variables = cache.offered(Path(own))
+        os.environ["MESA_SHADER_CACHE_DIR"] = own
+        _require_misses(call, selector)
+        os.environ.update(variables)
+        return _compile_one(call, selector, clock)
+
+
+def _require_misses(call: _Call, selector: str) -> None:
+    """Look one pipeline up where there is nothing; raises DeviceError where it is found all the same."""
+    import trio
+
+    from orchestrator.sets.opening import open_paths
+    from orchestrator.supervise.targets import IN_TURN
+
+    with open_paths(call.paths) as source:
+        first = next((each.key for each in source.pipelines), None)
+    if first is None:
+        return
+    options = evolve(_options(call.arguments, selector), subset=Subset(keys=frozenset([first])))
+    report = trio.run(partial(IN_TURN.compile, call.paths, options))
+    if report.outcomes.cache_hits:
+        raise DeviceError(
+            f"{report.device.device_name} creates what no cache holds though compiling is forbidden: the "
+            "driver ignores FAIL_ON_PIPELINE_COMPILE_REQUIRED, or has a cache elsewhere"
+        )
 
 
 def _only_device(arguments: CompileArguments) -> str | None:
@@ -198,6 +257,12 @@ def _check(given: CompileArguments, *, several: bool) -> None:
             given.expect_hits and (given.only_these or given.out or given.cluster or given.pipeline_stats),
             "--expect-hits writes nothing",
             "leave out --only-these and --pipeline-stats; for a pack use `orchestrator coverage --run`",
+        ),
+        (several and given.driver_cache, "--driver-cache is for one device", one),
+        (
+            given.driver_cache and given.mode not in ("auto", "none"),
+            "--driver-cache: the pipelines are in no VkPipelineCache",
+            "leave --mode out",
         ),
         (
             given.expect_hits and given.mode not in ("auto", "shared", "binaries"),

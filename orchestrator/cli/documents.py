@@ -297,6 +297,15 @@ class CoverageDocument(Document, frozen=True, kw_only=True):
     targets: tuple[CoveredTarget, ...]  # In the order of the pack.
 
 
+class RunDocument(Document, frozen=True, kw_only=True):
+    """`run --json`."""
+
+    directory: str
+    device_name: str
+    driver: str  # Name and version of its driver.
+    variables: dict[str, str]  # With which a program reads it.
+
+
 class PackedName(Record, frozen=True, kw_only=True):
     """A described pipeline."""
 

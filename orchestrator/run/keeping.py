@@ -837,7 +837,7 @@ class CompileCache:
             held=warm and self._holds_all(device, wanted),
             binaries=device.features.pipeline_binaries and not options.cache_file_needed,
         )
-        if options.expect_hits and self.decision.mode is not CacheMode.BINARIES:
+        if options.expect_hits and self.decision.mode not in (CacheMode.BINARIES, CacheMode.NONE):
             self.decision = Decision(CacheMode.SHARED, self.decision.workers)
 
     def _holds_all(self, device: Device, wanted: Keys) -> bool:

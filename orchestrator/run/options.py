@@ -203,7 +203,7 @@ def _check_merge(mode: CacheMode | None, merge: MergePolicy | None) -> None:
 
 
 def _check_expected(mode: CacheMode | None, *, expect_hits: bool) -> None:
-    if expect_hits and mode not in (None, CacheMode.SHARED, CacheMode.BINARIES):
+    if expect_hits and mode not in (None, CacheMode.SHARED, CacheMode.BINARIES, CacheMode.NONE):
         raise ValueError(f"where hits are expected all workers look in one place, which mode {mode} has not")
 
 
@@ -229,7 +229,8 @@ class RunOptions:
             has to do. Only what is estimated to end in time begins, one job apart. A session begins with it;
             see `PipelineSession.limit_time`.
         expect_hits: Forbid compiling (VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT): what the
-            primary does not hold fails. Only in modes SHARED and BINARIES.
+            primary does not hold fails. In modes SHARED and BINARIES; also in NONE, where a driver finds what
+            its own cache holds: each pipeline that it creates then counts as found.
     """
 
     workers: int | None = _number(None, 1)

@@ -421,7 +421,9 @@ class OutcomeRecorder:
         *,
         keep: bool = False,
         expect_hits: bool = False,
+        has_cache: bool = True,
     ) -> None:
+        self._has_cache = has_cache
         self._expect_hits = expect_hits
         self.table = OutcomeTable.untried(image.keys, image.kinds, keep=keep)
         self._only_links = image.links & (np.diff(image.module_slot_start) == 0)
@@ -462,7 +464,8 @@ class OutcomeRecorder:
     ) -> dict[int, str]:
         """Take for a hit what was created though compiling was forbidden, unless the driver denies it."""
         made = status == _COMPILED
-        denied = made & (batch.feedback_flags & FEEDBACK_VALID != 0)
+        # Without a cache of the application nothing is a hit in one.
+        denied = made & (batch.feedback_flags & FEEDBACK_VALID != 0) & self._has_cache
         status[made] = _CACHE_HIT
         status[denied] = _CODE[OutcomeStatus.FAILED]
         missing = batch.results == PIPELINE_COMPILE_REQUIRED

@@ -212,7 +212,12 @@ class Run:
         self.worker_count = scheduler.workers
         self.supply: SpirvSupply | None = None
         self._prepared = prepared
-        self._recorder = OutcomeRecorder(prepared.image, keep=options.keep, expect_hits=options.expect_hits)
+        self._recorder = OutcomeRecorder(
+            prepared.image,
+            keep=options.keep,
+            expect_hits=options.expect_hits,
+            has_cache=options.mode is not CacheMode.NONE,
+        )
         self._shared = np.zeros(len(self.table), np.bool_)
         self._taking = threading.Lock()
         self._workers: list[Worker] = []

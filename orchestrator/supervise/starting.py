@@ -51,11 +51,16 @@ def server_ahead() -> Iterator[None]:
     try:
         yield
     finally:
-        while _ahead:
-            left = _ahead.pop()
-            kill_group(left.process.pid)
-            left.process.communicate()
-            left.close_memory()
+        end_ahead()
+
+
+def end_ahead() -> None:
+    """End a server that nobody took, such as because its environment is not what a driver needs."""
+    while _ahead:
+        left = _ahead.pop()
+        kill_group(left.process.pid)
+        left.process.communicate()
+        left.close_memory()
 
 
 def started_server(environment: Mapping[str, str]) -> StartedServer:

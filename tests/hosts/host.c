@@ -7,14 +7,15 @@
  *   host --list-features     the feature structures that are known here: sType, extensions, members; likewise
  *   host --shaders DIR [--device TEXT] [--api-version 1.3] [--application-name TEXT] [--application-version N]
  *        [--engine-name TEXT] [--engine-version N] [--extension NAME]... [--feature STRUCTURE::MEMBER]...
- *        [--load FILE [--forbid] | --save FILE]
+ *        [--load FILE [--forbid] | --save FILE | --forbid]
  *
  *   --device TEXT   the first physical device whose name, or whose driver's name, contains it; else the first of all
  *   --feature ...   also enables the extensions that the structure comes from; twice is once
  *   --load FILE     creates each pipeline with a cache of its own that starts with the file's bytes, so that none can
  *                   find what another one compiled; a hit is what VkPipelineCreationFeedback calls one
  *   --forbid        also creates with VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT; a hit is what is created
- *                   then. Needs the feature pipelineCreationCacheControl, which the application has to name
+ *                   then. Needs the feature pipelineCreationCacheControl, which the application has to name. Without
+ *                   --load, no cache is passed at all: what is created then was in the driver's own
  *   --save FILE     creates all pipelines with one cache that starts empty, and writes vkGetPipelineCacheData
  *
  * stdout has one JSON object a pipeline and line: name, kind, result (a VkResult, or SKIPPED where a feature that it needs
@@ -22,7 +23,7 @@
  * A pipeline that links libraries creates these first, in the same cache; it hits where all of them do.
  *
  * Exit codes: 0 all that was tried was created, and hit where --load is given
- *             1 with --load: something did not hit, or nothing was tried
+ *             1 with --load or --forbid: something did not hit, or nothing was tried
  *             2 usage, or a file that cannot be read or written
  *             3 no device, or one that lacks a feature, an extension or a version that was named
  *             4 the driver refused something else
@@ -322,7 +323,6 @@ static void read_options(struct options *options, int count, char **arguments) {
     if (options->list || options->list_features) return;
     if (!options->shaders) die(USAGE, "--shaders is missing");
     if (options->load && options->save) die(USAGE, "--load and --save exclude each other");
-    if (options->forbid && !options->load) die(USAGE, "--forbid needs --load");
     const char *control = "VkPhysicalDevicePipelineCreationCacheControlFeatures::pipelineCreationCacheControl";
     if (options->forbid && !*feature(&options->features, control)) die(USAGE, "--forbid needs --feature %s", control);
 }
@@ -1444,7 +1444,7 @@ static enum exit_code try_pipeline(struct host *host, const struct pipeline *pip
            !attempt.told ? "null" : feedback_hit ? "true" : "false");
     fflush(stdout);
     if (result < 0) return REFUSED;
-    return host->options.load && !hit ? MISSED : GOOD;
+    return (host->options.load || forbid) && !hit ? MISSED : GOOD;
 }
 
 static void print_skipped(const struct pipeline *pipeline, int missing) {
@@ -1466,7 +1466,8 @@ int main(int count, char **arguments) {
     struct bytes initial = {NULL, 0};
     if (host.options.load) initial = read_file(host.options.load);
     open_host(&host);
-    VkPipelineCache shared = host.options.load ? VK_NULL_HANDLE : new_cache(&host, initial);
+    bool no_cache = host.options.forbid && !host.options.load;
+    VkPipelineCache shared = host.options.load || no_cache ? VK_NULL_HANDLE : new_cache(&host, initial);
     enum exit_code worst = GOOD;
     uint32_t tried = 0;
     for (uint32_t i = 0; i < COUNT(PIPELINES); i++) {
@@ -1475,7 +1476,7 @@ int main(int count, char **arguments) {
             print_skipped(&PIPELINES[i], missing);
             continue;
         }
-        VkPipelineCache cache = shared ? shared : new_cache(&host, initial);
+        VkPipelineCache cache = shared || no_cache ? shared : new_cache(&host, initial);
         enum exit_code code = try_pipeline(&host, &PIPELINES[i], cache);
         if (!shared) vkDestroyPipelineCache(host.device, cache, NULL);
         if (code > worst) worst = code;
@@ -1485,5 +1486,5 @@ int main(int count, char **arguments) {
     if (shared) vkDestroyPipelineCache(host.device, shared, NULL);
     free(initial.data);
     close_host(&host);
-    return host.options.load && !tried && worst == GOOD ? MISSED : (int)worst;
+    return (host.options.load || no_cache) && !tried && worst == GOOD ? MISSED : (int)worst;
 }
