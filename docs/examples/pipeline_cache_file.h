@@ -1,7 +1,8 @@
 /* Reads a cache file of orchestrator: proves that it is whole and this device's, and gives the driver's bytes in it.
  *
  * One header, C99 or C++, no dependencies. The format is docs/cache-file.md. Nothing is allocated, and nothing outside
- * [content, content + size) is read, whatever the bytes are. Thread-safe: there is no state.
+ * [content, content + size) is read, whatever the bytes are. Thread-safe: there is no state. The breaker at the end has a
+ * file of its own.
  *
  *     const void *data;  size_t data_size;
  *     enum pipeline_cache_file_status status =
@@ -20,6 +21,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Why a file is not used; 0 is good. Where several hold, the first one of this order is said. */
@@ -253,6 +255,38 @@ static inline enum pipeline_cache_file_status pipeline_cache_file_read(const voi
     *data = payload;
     *data_size = (size_t)given;
     return PIPELINE_CACHE_FILE_GOOD;
+}
+
+/* --- a breaker for an engine that a driver ends while it loads -----------------------------------------------------
+ *
+ * A whole file may still end a driver, at every start. `marker` is the path of a file beside it that counts starts which
+ * did not come back: one process at a time.
+ *
+ *     size = pipeline_cache_file_may_load(marker, 2) ? size_of_the_file : 0;   // 0 bytes: the cache starts empty
+ *     ...                                    // create the cache, and show a frame with what it holds
+ *     pipeline_cache_file_has_loaded(marker);
+ *
+ * After `most` such starts the next one begins with an empty cache. When it has loaded, it removes the marker, and what
+ * it saves replaces the file. Where the marker cannot be written, every start may load. */
+static inline int pipeline_cache_file_may_load(const char *marker, int most) {
+    FILE *file = fopen(marker, "rb");
+    int begun = 0;
+    if (file) {
+        begun = fgetc(file);
+        if (begun == EOF) begun = 1; /* it was cut off while it was written */
+        fclose(file);
+    }
+    if (begun >= most) return 0;
+    file = fopen(marker, "wb");
+    if (file) {
+        fputc(begun + 1, file);
+        fclose(file);
+    }
+    return 1;
+}
+
+static inline void pipeline_cache_file_has_loaded(const char *marker) {
+    remove(marker);
 }
 
 #endif

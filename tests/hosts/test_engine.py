@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import signal
 import struct
 import subprocess
 from pathlib import Path
@@ -252,6 +253,35 @@ def test_the_header_reads_nothing_outside_of_what_it_is_given(reader: Path) -> N
         assert size == (len(given) - 128 if status == 0 else 0)
         seen.add(status)
     assert seen >= {0, 1, 3, 4, 5, 6, 10, 11}
+
+
+_START = """
+#include <stdlib.h>
+#include "pipeline_cache_file.h"
+/* A start of an engine: with data the driver ends it. */
+int main(int count, char **arguments) {
+    if (count < 2) return 2;
+    if (pipeline_cache_file_may_load(arguments[1], 2)) abort();
+    pipeline_cache_file_has_loaded(arguments[1]);
+    return 0;
+}
+"""
+
+
+def test_an_engine_that_its_cache_ends_starts_without_it(tmp_path: Path) -> None:
+    (tmp_path / "start.c").write_text(_START, "utf-8")
+    program, marker = tmp_path / "start", tmp_path / "cache.loading"
+    command = [require_tool("gcc"), "-std=c99", "-I", str(EXAMPLES), str(tmp_path / "start.c"), "-o"]
+    subprocess.run([*command, str(program)], check=True, timeout=120)
+
+    def starts(count: int) -> list[int]:
+        return [subprocess.run([program, marker], check=False, timeout=60).returncode for _ in range(count)]
+
+    assert starts(3) == [-signal.SIGABRT, -signal.SIGABRT, 0]
+    assert not marker.exists(), "what that start saved may be loaded"
+    assert starts(1) == [-signal.SIGABRT]
+    marker.write_bytes(b"")  # cut off
+    assert starts(2) == [-signal.SIGABRT, 0]
 
 
 def test_the_header_is_c99_and_c_plus_plus(tmp_path: Path) -> None:
