@@ -157,8 +157,8 @@ def _compile_driver_cache(call: _Call, selector: str, clock: StageClock, directo
     from orchestrator.supervise.starting import end_ahead
 
     end_ahead()  # it has no variables of the cache
-    cache = DriverCache.of(directory, selector)
     given = evolve(call.arguments, mode="none", driver_caches=True)
+    cache = DriverCache.of(directory if given.expect_hits else usable_directory(directory), selector)
     call = evolve(call, arguments=given)
     if not given.expect_hits:
         os.environ.update(cache.filling())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from orchestrator.cli.application import DeviceSelector, JsonFlag
 from orchestrator.cli.documents import RunDocument
+from orchestrator.cli.errors import UsageError
 from orchestrator.cli.output import Output, path_text
 from orchestrator.packs.driver_cache import DriverCache, mesa_directory
 
@@ -38,7 +39,10 @@ def run_verb(
     output, cache = Output(json=json), DriverCache.of(directory, device)
     variables = cache.offered(mesa_directory())
     if command:
-        code = subprocess.run(command, env=os.environ | variables, check=False).returncode
+        try:
+            code = subprocess.run(command, env=os.environ | variables, check=False).returncode
+        except OSError as error:
+            raise UsageError(f"{command[0]}: cannot be started: {error.strerror}", "check the path") from None
         return code if code >= 0 else 128 - code  # as a shell says which signal ended it
     output.document(
         lambda: RunDocument(

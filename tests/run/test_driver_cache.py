@@ -53,6 +53,8 @@ def test_an_application_without_a_cache_compiles_nothing(tmp_path: Path) -> None
         "import os; exit(len(os.environ['MESA_DISK_CACHE_READ_ONLY_FOZ_DBS']) > 9)",
     )
     assert orchestrator("run", str(folder), "-d", RADV, "--", *program).returncode == 1
+    none = orchestrator("run", str(folder), "-d", RADV, "--", str(tmp_path / "nope"))
+    assert (none.returncode, "cannot be started: No such file" in none.stderr) == (2, True)
     other = orchestrator("run", str(folder), "-d", "radv:navi21", "--", *program)
     assert other.returncode == 2
     assert "no driver cache for Null hardware (RADV NAVI21)" in other.stderr
