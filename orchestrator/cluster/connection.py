@@ -44,7 +44,7 @@ from orchestrator.stores.files.atomic_file import content_hash128, likely_cause,
 _A = TypeVar("_A", bound=msgspec.Struct)
 _R = TypeVar("_R")
 _CHUNK: Final = 4 << 20
-_LOOK_S: Final = 1.0
+_LOOK_S: Final = 2.0
 _CONNECT_S: Final = 30.0
 _LOCAL: Final = "local:"
 _SETTINGS: Final = {
