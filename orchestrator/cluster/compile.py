@@ -61,6 +61,7 @@ from orchestrator.stores.run_notes import read_durations
 _SHARD_S: Final = 30.0
 _LEAST_SHARDS: Final = 4  # of each machine, so that none waits long for the last one
 _LEAST_PIPELINES: Final = 32  # of a shard: it starts processes, and reads the set's index
+_WORTH_PIPELINES: Final = 256  # of a shard when each machine has one
 _UNKNOWN_NS: Final = 5_000_000  # of a pipeline of which nothing is recorded
 _MOST_LOST: Final = 2
 _PATIENCE_S: Final = 60.0
@@ -358,7 +359,8 @@ class ClusterCompiler:
         if len(times := read_durations(cache_file).duration_ns):
             estimate_s = float(times.mean()) * len(target.jobs) / 1e9
         by_time = estimate_s / max(1, workers) * max(1, machines) / _SHARD_S
-        most = max(1, len(target.jobs) // _LEAST_PIPELINES)
+        few = min(machines, len(target.jobs) // _LEAST_PIPELINES)
+        most = max(1, few, len(target.jobs) // _WORTH_PIPELINES)
         target.shards = int(min(max(by_time, _LEAST_SHARDS * max(1, machines)), most))
 
     def _seed(self, target: _Target, cache_file: Path) -> tuple[SentFile, ...]:
