@@ -261,14 +261,19 @@ class Cluster:
             raise WorkerLostError(f"{machine.name} has left") from None
         except (OrchestratorError, WorkerLostError):
             raise
-        except OSError as error:
-            raise ClusterError(likely_cause(error)) from error
         except Exception as error:
-            raise ClusterError(f"{type(error).__name__}: {error}") from error
+            if self.client.status != "running":
+                raise self._ended() from None
+            said = likely_cause(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            raise ClusterError(said) from error
         finally:
             if not done.is_set():
                 future.cancel()
             future.release()
+
+    def _ended(self) -> ClusterError:
+        kept = "what came back is kept, and the same command goes on from there"
+        return ClusterError(f"the scheduler at {self.address} has ended; {kept}")
 
     async def _in_thread(self, call: Callable[[], _R]) -> _R:
         return await trio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=self._threads)
@@ -350,8 +355,7 @@ class Cluster:
             ask = partial(self.client.sync, scheduler.identity, n_workers=-1)
             workers = (await self._in_thread(ask))["workers"]
         except (OSError, KeyError):  # a client whose scheduler has ended knows of no workers at all
-            kept = "what came back is kept, and the same command goes on from there"
-            raise ClusterError(f"the scheduler at {self.address} has ended; {kept}") from None
+            raise self._ended() from None
         now, before = trio.current_time(), self._seen
         self._seen = {}
         for address, about in workers.items():
