@@ -225,6 +225,36 @@ def _check(given: CompileArguments, *, several: bool) -> None:
             leave,
         ),
         (limited and given.memory, "--memory is for a child process", leave),
+        *_cluster_rules(given),
+        (not given.out and given.key, "--key signs packs", "name the pack's directory with --out"),
+        (given.out and given.mode == "none", "--out: mode none keeps nothing that a pack could hold", ""),
+        (
+            given.merge == "rolling" and given.mode in ("shared", "binaries", "none"),
+            f"--merge rolling: mode {given.mode} has no worker caches to merge",
+            "use --mode per-worker or two-level",
+        ),
+        (
+            given.only_these and (given.only or given.shard or keeps_nothing or given.mode == "binaries"),
+            "--only-these: it is about the cache file of a whole set",
+            "leave out --only, --shard and --pipeline-stats, and modes binaries and none",
+        ),
+        *_hit_rules(given, several=several),
+        (
+            given.identifiers and keeps_nothing,
+            "--identifiers: mode none and --pipeline-stats have no cache, so they would find nothing",
+            "leave one out",
+        ),
+    )
+    for wrong, message, step in rules:
+        if wrong:
+            raise UsageError(message, step)
+
+
+_Rules = tuple[tuple[object, str, str], ...]
+
+
+def _cluster_rules(given: CompileArguments) -> _Rules:
+    return (
         (bool(given.cluster) and not given.out, "--cluster: a pack is made", "name its directory with --out"),
         (
             bool(given.cluster) and given.mode == "binaries",
@@ -241,24 +271,17 @@ def _check(given: CompileArguments, *, several: bool) -> None:
             "--control: commands do not reach a cluster",
             "leave it out",
         ),
-        (not given.out and given.key, "--key signs packs", "name the pack's directory with --out"),
-        (given.out and given.mode == "none", "--out: mode none keeps nothing that a pack could hold", ""),
-        (
-            given.merge == "rolling" and given.mode in ("shared", "binaries", "none"),
-            f"--merge rolling: mode {given.mode} has no worker caches to merge",
-            "use --mode per-worker or two-level",
-        ),
-        (
-            given.only_these and (given.only or given.shard or keeps_nothing or given.mode == "binaries"),
-            "--only-these: it is about the cache file of a whole set",
-            "leave out --only, --shard and --pipeline-stats, and modes binaries and none",
-        ),
+    )
+
+
+def _hit_rules(given: CompileArguments, *, several: bool) -> _Rules:
+    return (
         (
             given.expect_hits and (given.only_these or given.out or given.cluster or given.pipeline_stats),
             "--expect-hits writes nothing",
             "leave out --only-these and --pipeline-stats; for a pack use `orchestrator coverage --run`",
         ),
-        (several and given.driver_cache, "--driver-cache is for one device", one),
+        (several and given.driver_cache, "--driver-cache is for one device", "name one, without --out"),
         (
             given.driver_cache and given.mode not in ("auto", "none"),
             "--driver-cache: the pipelines are in no VkPipelineCache",
@@ -269,15 +292,7 @@ def _check(given: CompileArguments, *, several: bool) -> None:
             f"--expect-hits: all workers look in one place, which mode {given.mode} has not",
             "leave --mode out, or name shared or binaries",
         ),
-        (
-            given.identifiers and keeps_nothing,
-            "--identifiers: mode none and --pipeline-stats have no cache, so they would find nothing",
-            "leave one out",
-        ),
     )
-    for wrong, message, step in rules:
-        if wrong:
-            raise UsageError(message, step)
 
 
 def _options(arguments: CompileArguments, selector: str, journal: str = "") -> CompileOptions:
