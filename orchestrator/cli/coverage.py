@@ -19,6 +19,7 @@ from orchestrator.errors import DeviceError
 from orchestrator.packs.coverage import Coverage, PackCoverage, installed
 from orchestrator.run.records import Hash
 from orchestrator.sets.opening import open_paths
+from orchestrator.sets.subset import WHOLE
 from orchestrator.stores.pack import Pack, PackError
 from orchestrator.supervise.targets import IN_TURN
 
@@ -57,7 +58,8 @@ def coverage_verb(
     pack = Pack.open(pack_path, read_key(key))
     paths = archive_paths(sets_and_pack[:-1])
     with open_paths(paths) as source:
-        whole = PackCoverage.of(pack, (each.key for each in source.pipelines))
+        groups = [(each.request, each.pipelines.keys) for each in WHOLE.groups_of(source)]
+        whole = PackCoverage.of(pack, groups)
     found = [whole.noted(each) for each in pack.manifest.targets]
     if run:
         with progress_view(output) as shown:

@@ -6,7 +6,7 @@ target into an empty directory, where the set is looked up while compiling is fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +15,8 @@ import numpy as np
 from attrs import evolve, field, frozen
 
 from orchestrator.devices.modes import CacheMode
+from orchestrator.devices.request import DeviceRequest, OtherFeatures
+from orchestrator.errors import shown
 from orchestrator.packs import driver
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import NOT_FOUND, CompileReport
@@ -42,25 +44,36 @@ class PackCoverage:
     """The coverage of a set by a pack. Its methods block; one thread at a time."""
 
     pack: Pack
+    groups: Sequence[tuple[DeviceRequest, Keys]]  # of the set: what each is opened as, and its pipelines
     keys: Keys  # of the set's pipelines, each once
     _times: dict[str, Durations] = field(factory=dict)  # by the selector of the target
 
     @classmethod
-    def of(cls, pack: Pack, keys: Iterable[int]) -> PackCoverage:
-        """Read the recorded times of a pack; raises PackError where notes are damaged."""
+    def of(cls, pack: Pack, groups: Sequence[tuple[DeviceRequest, Keys]]) -> PackCoverage:
+        """Read the recorded times of a pack, for a set; raises PackError where notes are damaged."""
         times = {each.selector: pack.read_notes(each).times for each in pack.manifest.targets}
-        return cls(pack, np.unique(np.fromiter(keys, np.uint64)), times)
+        keys = [np.empty(0, np.uint64), *(each for _, each in groups)]
+        return cls(pack, groups, np.unique(np.concatenate(keys)), times)
 
     def noted(self, target: PackTarget) -> Coverage:
         """What a target has by its notes; raises PackError where they are damaged."""
-        held = np.isin(self.keys, [*self.pack.read_notes(target).held_keys])
-        if target.has_data and not held.any():
+        notes = self.pack.read_notes(target)
+        held, foreign = np.isin(self.keys, [*notes.held_keys]), list[str]()
+        made_for = [each.request for each in notes.groups]
+        for request, keys in self.groups if made_for else ():
+            if held.any() and not any(_fits(request, each) for each in made_for):
+                held &= ~np.isin(self.keys, keys)
+                foreign.append(shown(request.application.application_name or "one without a name"))
+        if target.has_data and not notes.held:
             why = "the pack does not note which pipelines its cache holds: --run finds out"
             return Coverage(target, len(self.keys), problem=why)
         lists = (each for part in target.parts for each in part.left_out if each.status != "not_run")
         out = {int(key, 16) for each in lists for key in each.keys}
         left_out = np.isin(self.keys, [*out]) & ~held
         found = self._coverage(target, held=int(held.sum()), missing=self.keys[~(held | left_out)])
+        if foreign:
+            why = "compiled for another version of the application, or for other features of its device"
+            return evolve(found, problem=f"{', '.join(dict.fromkeys(foreign))}: {why}")
         return evolve(found, problem=target.problem)
 
     def run(self, target: PackTarget, report: CompileReport) -> Coverage:
@@ -90,6 +103,21 @@ class PackCoverage:
             total_ns / 1e9,
             timed,
         )
+
+
+def _fits(request: DeviceRequest, made_for: DeviceRequest) -> bool:
+    """Whether what was compiled for a device is for another one, as far as that is known without one."""
+    if request == made_for:
+        return True
+    # What nobody captured is opened with what its pipelines need, too, which is decided on the device.
+    are_exact = OtherFeatures.NONE is request.others is made_for.others
+    same = request.application == made_for.application
+    return (
+        are_exact
+        and same
+        and request.features <= made_for.features
+        and request.extensions <= made_for.extensions
+    )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.cli.errors import ExitCode
 from tests.cli.conftest import Call
-from tests.run.small_sets import write_small_set
+from tests.run.small_sets import TWO_APPLICATIONS, write_applications, write_small_set
 
 
 def covered(call: Call, *arguments: object, code: int) -> dict[str, Any]:
@@ -49,6 +49,18 @@ def test_a_target_that_is_not_here_is_judged_by_its_notes(call: Call, tmp_path: 
     target = covered(call, path, pack, "--run", code=ExitCode.OK)
     assert (target["held"], target["proven"]) == (4, False)
     assert "gone" in target["problem"]
+
+
+def test_the_pipelines_of_another_application_are_missing(call: Call, tmp_path: Path) -> None:
+    pack, path, other = tmp_path / "pack", tmp_path / "set.foz", tmp_path / "other.foz"
+    one, two = TWO_APPLICATIONS
+    write_applications(path, [one])
+    write_applications(other, [two])
+    assert call("compile", path, "-d", "simulated", "--out", pack).code == ExitCode.OK
+    assert covered(call, path, pack, code=ExitCode.OK)["held"] == 2
+    target = covered(call, other, pack, code=ExitCode.PIPELINES_FAILED)
+    assert (target["held"], len(target["missing"])) == (0, 2)
+    assert "compiled for another version of the application" in target["problem"]
 
 
 @pytest.mark.driver("radv:navi21")
