@@ -56,6 +56,8 @@ def check(path: Path, key: MacKey | None, output: Output, *, complete: bool = Fa
             if complete and each.to_do:
                 step = each.next_step if each.problems else "run the compile that makes it again"
                 each = evolve(each, problems=(*each.problems, *each.to_do), next_step=step)
+            else:
+                each = evolve(each, details=(*each.to_do, *each.details))
             yield each if key is None or each.kind in _SIGNED else _unsigned(each)
     except OSError as error:
         yield _unreadable(path, error.strerror or str(error))
@@ -214,7 +216,7 @@ def _check_pack(path: Path, key: MacKey | None) -> Checked:
         },
         f"a pack of {plural(len(targets), 'target')} with {held_text(targets)} in {plural(files, 'file')}, "
         + signature,
-        (*to_do, *details),
+        tuple(details),
         tuple(problems),
         "copy the pack again, or run the compile that makes it again",
         tuple(to_do),

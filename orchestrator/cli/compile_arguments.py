@@ -69,7 +69,7 @@ class CompileArguments:
             VkPipelineCache; `orchestrator run` offers it to them. Each device and driver has a folder of its
             own there. With `--expect-hits`, a new process must find each pipeline there without writing.
             Mesa's drivers only.
-        expect_hits: Forbid compiling, and write nothing: each pipeline must be in the cache. What is missing
+        expect_hits: Forbid compiling, and save nothing: each pipeline must be in the cache. What is missing
             fails, with its application. Proves a cache before it is shipped; `coverage` does it for packs.
         only_these: Write a cache of this set alone. Where the cache file holds pipelines that the set does
             not have, begin with an empty cache, compile everything, and replace the file at the end. With

@@ -20,7 +20,6 @@ from orchestrator.cli.output import (
     damage_text,
     display,
     driver_text,
-    key_text,
     names_text,
     path_text,
     plural,
@@ -46,7 +45,6 @@ from orchestrator.supervise.targets import TargetResult
 _T = TypeVar("_T")
 _Rows = Iterator[tuple[str, str | Text]]
 
-_KEYS_SHOWN = 3
 _REASONS_SHOWN = 10
 _NOTES_SHOWN = 5
 _UNCALIBRATED = "no calibration: "
@@ -216,11 +214,9 @@ def _show_reasons(
         kind_of = {int(each.key): each.kind.value.replace("_", " ") for _, each in members}
         output.line(f"  {len(kind_of):>5,}  {reason}")
         kinds = ", ".join(dict.fromkeys(kind_of.values()))
-        left = len(kind_of) - (output.most(_KEYS_SHOWN) or len(kind_of))
-        more = f", ... {left:,} more" if left > 0 else ""
         targets = list(dict.fromkeys(target for target, _ in members))
         on = f", on {_targets_text(targets, reports)}" if targets[0] else ""
-        output.line(styled(f"         {kinds} {_keys_text(output, [*kind_of])}{more}{on}", "dim"))
+        output.line(styled(f"         {kinds} {output.keys([*kind_of])}{on}", "dim"))
 
     ranked = sorted(by_reason.items(), key=lambda item: -len(item[1]))
     _show_some(output, ranked, _REASONS_SHOWN, "reason", show)
@@ -229,10 +225,6 @@ def _show_reasons(
 def _targets_text(targets: Sequence[str], reports: Sequence[tuple[str, CompileReport]]) -> str:
     whole = 1 < len(targets) == len(reports)
     return f"all {len(targets):,} targets" if whole else names_text(targets)
-
-
-def _keys_text(output: Output, keys: Sequence[int]) -> str:
-    return ", ".join(map(key_text, keys[: output.most(_KEYS_SHOWN)]))
 
 
 def _show_notes(output: Output, reports: Sequence[tuple[str, CompileReport]]) -> None:
@@ -284,7 +276,7 @@ def _show_supervision(output: Output, supervision: Supervision) -> None:
         again = shlex.join(["orchestrator", *display.command, "--only", supervision.culprits[0].key])
         output.line(f"  try one alone: {again}")
     for each in supervision.messages[: output.most(5)]:
-        keys = _keys_text(output, each.keys)
+        keys = output.keys(each.keys)
         whose = f" while it had {'one of ' if len(each.keys) > 1 else ''}{keys}" if keys else ""
         amount = f"{plural(each.lines, 'line')}, {byte_text(each.size)}"
         output.line(styled("the driver printed", "warn"), f" {amount}{whose}: {each.first}")

@@ -178,19 +178,13 @@ def _compile_driver_cache(call: _Call, selector: str, clock: StageClock, directo
 
 
 def _require_misses(call: _Call, selector: str) -> None:
-    """Look one pipeline up where there is nothing; raises DeviceError where it is found all the same."""
+    """Look the set up where there is nothing; raises DeviceError where nothing is missing all the same."""
     import trio
 
-    from orchestrator.sets.opening import open_paths
     from orchestrator.supervise.targets import IN_TURN
 
-    with open_paths(call.paths) as source:
-        first = next((each.key for each in source.pipelines), None)
-    if first is None:
-        return
-    options = evolve(_options(call.arguments, selector), subset=Subset(keys=frozenset([first])))
-    report = trio.run(partial(IN_TURN.compile, call.paths, options))
-    if report.outcomes.cache_hits:
+    report = trio.run(partial(IN_TURN.compile, call.paths, _options(call.arguments, selector)))
+    if report.outcomes.cache_hits and not report.outcomes.failed:
         raise DeviceError(
             f"{report.device.device_name} creates what no cache holds though compiling is forbidden: the "
             "driver ignores FAIL_ON_PIPELINE_COMPILE_REQUIRED, or has a cache elsewhere"
@@ -278,7 +272,7 @@ def _hit_rules(given: CompileArguments, *, several: bool) -> _Rules:
     return (
         (
             given.expect_hits and (given.only_these or given.out or given.cluster or given.pipeline_stats),
-            "--expect-hits writes nothing",
+            "--expect-hits saves nothing",
             "leave out --only-these and --pipeline-stats; for a pack use `orchestrator coverage --run`",
         ),
         (several and given.driver_cache, "--driver-cache is for one device", "name one, without --out"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from attrs import evolve
 from orchestrator.cli.application import Flag, JsonFlag, KeyFile, SetNames
 from orchestrator.cli.documents import CoverageDocument, CoveredTarget
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.output import Output, key_text, path_text, seconds_text, styled, table
-from orchestrator.cli.progress import progress_view
+from orchestrator.cli.output import Output, path_text, seconds_text, styled, table
+from orchestrator.cli.progress import ProgressView, progress_view
 from orchestrator.cli.values import archive_paths, read_key
 from orchestrator.errors import DeviceError
 from orchestrator.packs.coverage import Coverage, PackCoverage, installed
@@ -22,8 +22,6 @@ from orchestrator.sets.opening import open_paths
 from orchestrator.sets.subset import WHOLE
 from orchestrator.stores.pack import Pack, PackError
 from orchestrator.supervise.targets import IN_TURN
-
-_KEYS_SHOWN = 3
 
 
 def coverage_verb(
@@ -62,31 +60,25 @@ def coverage_verb(
         whole = PackCoverage.of(pack, groups)
     found = [whole.noted(each) for each in pack.manifest.targets]
     if run:
-        with progress_view(output) as shown:
-
-            def proven(each: Coverage) -> Coverage:
-                shown.stage(f"installing for {each.target.selector}")
-                with installed(pack, each.target, key_file=key) as (directory, options):
-                    look_up = partial(
-                        IN_TURN.compile,
-                        paths,
-                        options,
-                        cache_directory=directory,
-                        on_stage=shown.stage,
-                        on_progress=shown.progress,
-                    )
-                    return whole.run(each.target, trio.run(look_up))
-
-            found = [_unless_refused(proven, each) if each.target.has_data else each for each in found]
+        with progress_view(output) as view:
+            found = [_looked_up(whole, each, paths, key, view) for each in found]
     _show(output, pack_path, found)
     is_covered = all(each.held + each.left_out == each.pipelines for each in found)
     return ExitCode.OK if is_covered else ExitCode.PIPELINES_FAILED
 
 
-def _unless_refused(prove: Callable[[Coverage], Coverage], noted: Coverage) -> Coverage:
+def _looked_up(
+    whole: PackCoverage, noted: Coverage, paths: list[str], key: Path | None, view: ProgressView
+) -> Coverage:
     """What a run proved; where it could not, what the notes say, with the reason."""
+    if not noted.target.has_data:
+        return noted
+    view.stage(f"installing for {noted.target.selector}")
     try:
-        return prove(noted)
+        with installed(whole.pack, noted.target, key_file=key) as (directory, options):
+            told = {"cache_directory": directory, "on_stage": view.stage, "on_progress": view.progress}
+            report = trio.run(partial(IN_TURN.compile, paths, options, **told))
+        return whole.run(noted.target, report)
     except (PackError, DeviceError) as error:
         return evolve(noted, problem=str(error))
 
@@ -109,10 +101,7 @@ def _show(output: Output, pack: Path, found: Sequence[Coverage]) -> None:
     output.show(made)
     for each in found:
         if each.missing:
-            shown = ", ".join(map(key_text, each.missing[: output.most(_KEYS_SHOWN)]))
-            left = len(each.missing) - (output.most(_KEYS_SHOWN) or len(each.missing))
-            more = f", ... {left:,} more" if left > 0 else ""
-            output.problem(styled("missing: ", "bad"), f"{each.target.selector}: {shown}{more}")
+            output.problem(styled("missing: ", "bad"), f"{each.target.selector}: {output.keys(each.missing)}")
         if each.problem:
             output.problem(styled("note: ", "warn"), f"{each.target.selector}: {each.problem}")
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _STDOUT, _STDERR = 1, 2
 _SLOW_S = 2.0
+_KEYS_SHOWN = 3
 _NAMES_SHOWN = 4
 COLORS = ("auto", "always", "never")
 OPTIONS = {
@@ -353,6 +354,12 @@ class Output:
     def problem(self, *parts: str | Text) -> None:
         """Write a line that says what went wrong: among the results, or with --quiet to stderr."""
         (self.message if display.quiet and not self.json else self.line)(*parts)
+
+    def keys(self, keys: Sequence[int]) -> str:
+        """Keys of pipelines, or the first of them and how many more there are."""
+        shown = keys[: self.most(_KEYS_SHOWN)]
+        left = len(keys) - len(shown)
+        return ", ".join(map(key_text, shown)) + (f", ... {left:,} more" if left else "")
 
     def verdict(self, rule: str, message: str, *, broken: bool) -> None:
         """Write what became of a rule of `--fail-on`; of a broken one also with --quiet."""

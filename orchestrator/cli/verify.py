@@ -72,8 +72,7 @@ def verify_verb(
         state = styled("bad  ", "bad") if each.problems else styled("good ", "good")
         say = output.problem if each.problems else output.line
         say(state, styled(path_text(each.path), "head"), styled(f"  {each.summary or each.kind}", "dim"))
-        told = [line for line in each.details if line not in each.problems]
-        for lines in (told, each.problems):
+        for lines in (each.details, each.problems):
             for line in lines[: output.most(_LINES_SHOWN)]:
                 say(f"       {line}")
             if len(lines) > _LINES_SHOWN and output.most(1):

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.request import DeviceRequest, OtherFeatures
@@ -20,8 +20,8 @@ from orchestrator.errors import shown
 from orchestrator.packs import driver
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import NOT_FOUND, CompileReport
-from orchestrator.stores.pack import Pack, PackError, PackTarget
-from orchestrator.stores.run_notes import Durations, Keys
+from orchestrator.stores.pack import Pack, PackError, PackNotes, PackTarget
+from orchestrator.stores.run_notes import Keys
 
 
 @frozen
@@ -34,7 +34,7 @@ class Coverage:
     left_out: int = 0  # that the device does not support, or its driver refuses or dies of
     missing: tuple[int, ...] = ()  # keys of those that a player would compile, ascending
     missing_s: float = 0.0  # what that takes in the driver
-    timed: int = 0  # of the missing, how many have a recorded time; the others count as the mean of all
+    timed: int = 0  # of the missing, how many have a recorded time; others count as the target's mean
     proven: bool = False  # by a run in which compiling was forbidden
     problem: str = ""  # why the pack has nothing, nothing is known, or a run proved nothing
 
@@ -46,24 +46,25 @@ class PackCoverage:
     pack: Pack
     groups: Sequence[tuple[DeviceRequest, Keys]]  # of the set: what each is opened as, and its pipelines
     keys: Keys  # of the set's pipelines, each once
-    _times: dict[str, Durations] = field(factory=dict)  # by the selector of the target
+    notes: dict[PackTarget, PackNotes]  # two drivers of one device have one selector
 
     @classmethod
     def of(cls, pack: Pack, groups: Sequence[tuple[DeviceRequest, Keys]]) -> PackCoverage:
-        """Read the recorded times of a pack, for a set; raises PackError where notes are damaged."""
-        times = {each.selector: pack.read_notes(each).times for each in pack.manifest.targets}
+        """Read the notes of a pack, for a set; raises PackError where they are damaged."""
+        notes = {each: pack.read_notes(each) for each in pack.manifest.targets}
         keys = [np.empty(0, np.uint64), *(each for _, each in groups)]
-        return cls(pack, groups, np.unique(np.concatenate(keys)), times)
+        return cls(pack, groups, np.unique(np.concatenate(keys)), notes)
 
     def noted(self, target: PackTarget) -> Coverage:
-        """What a target has by its notes; raises PackError where they are damaged."""
-        notes = self.pack.read_notes(target)
-        held, foreign = np.isin(self.keys, [*notes.held_keys]), list[str]()
+        """What a target has by its notes."""
+        notes = self.notes[target]
+        held, foreign = np.isin(self.keys, [*notes.held_keys]), dict[str, None]()
         made_for = [each.request for each in notes.groups]
         for request, keys in self.groups if made_for else ():
-            if held.any() and not any(_fits(request, each) for each in made_for):
-                held &= ~np.isin(self.keys, keys)
-                foreign.append(shown(request.application.application_name or "one without a name"))
+            theirs = np.isin(self.keys, keys)
+            if (held & theirs).any() and not any(_fits(request, each) for each in made_for):
+                held &= ~theirs
+                foreign[shown(request.application.application_name or "one without a name")] = None
         if target.has_data and not notes.held:
             why = "the pack does not note which pipelines its cache holds: --run finds out"
             return Coverage(target, len(self.keys), problem=why)
@@ -73,7 +74,7 @@ class PackCoverage:
         found = self._coverage(target, held=int(held.sum()), missing=self.keys[~(held | left_out)])
         if foreign:
             why = "compiled for another version of the application, or for other features of its device"
-            return evolve(found, problem=f"{', '.join(dict.fromkeys(foreign))}: {why}")
+            return evolve(found, problem=f"{', '.join(foreign)}: {why}")
         return evolve(found, problem=target.problem)
 
     def run(self, target: PackTarget, report: CompileReport) -> Coverage:
@@ -86,11 +87,11 @@ class PackCoverage:
         return evolve(found, proven=True)
 
     def _coverage(self, target: PackTarget, *, held: int, missing: Keys) -> Coverage:
-        own, others = self._times[target.selector], [*self._times.values()]
+        own, every = self.notes[target].times, [each.times for each in self.notes.values()]
         times_ns = own.of(missing)
-        for other in others:
-            times_ns = np.where(times_ns > 0, times_ns, other.of(missing))
-        times = own.duration_ns if len(own) else np.concatenate([each.duration_ns for each in others])
+        for each in every:
+            times_ns = np.where(times_ns > 0, times_ns, each.of(missing))
+        times = own.duration_ns if len(own) else np.concatenate([each.duration_ns for each in every])
         timed = int(np.count_nonzero(times_ns))
         mean_ns = float(times.mean()) if len(times) else 0.0
         total_ns = float(times_ns.sum()) + mean_ns * (len(missing) - timed)
@@ -111,13 +112,8 @@ def _fits(request: DeviceRequest, made_for: DeviceRequest) -> bool:
         return True
     # What nobody captured is opened with what its pipelines need, too, which is decided on the device.
     are_exact = OtherFeatures.NONE is request.others is made_for.others
-    same = request.application == made_for.application
-    return (
-        are_exact
-        and same
-        and request.features <= made_for.features
-        and request.extensions <= made_for.extensions
-    )
+    has_all = request.features <= made_for.features and request.extensions <= made_for.extensions
+    return are_exact and has_all and request.application == made_for.application
 
 
 @contextmanager
