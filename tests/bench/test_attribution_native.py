@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +100,18 @@ def measured(library: ctypes.CDLL, driver: int, strategy: LockingStrategy, worke
     return Seen(sum(truths), timing.blocked_ns, timing.run_delay_ns, timing.driver_ns)
 
 
+def measured_until(
+    good: Callable[[Seen], bool], library: ctypes.CDLL, driver: int, strategy: LockingStrategy, workers: int
+) -> Seen:
+    """The first good measurement: a machine that takes the processors away says nothing of the arithmetic."""
+    seen = []
+    for _ in range(ATTEMPTS):
+        seen.append(measured(library, driver, strategy, workers))
+        if good(seen[-1]):
+            return seen[-1]
+    raise AssertionError(seen)
+
+
 @pytest.mark.parametrize("strategy", LockingStrategy)
 @pytest.mark.parametrize("workers", [1, 8])
 def test_waits_at_the_locks_of_a_driver_in_c_are_recovered(
@@ -112,19 +124,16 @@ def test_waits_at_the_locks_of_a_driver_in_c_are_recovered(
         tolerance = TOLERANCE * (found.truth_ns if serial else found.driver_ns)
         return abs(found.blocked_ns - found.truth_ns) <= tolerance
 
-    seen = []
-    for _ in range(ATTEMPTS):
-        seen.append(measured(library, driver, strategy, workers))
-        if good(seen[-1]):
-            break
-    assert good(seen[-1]), seen
+    seen = measured_until(good, library, driver, strategy, workers)
     if serial:
-        assert seen[-1].truth_ns > 0.5 * (1 - 1 / workers) * seen[-1].driver_ns, seen
+        assert seen.truth_ns > 0.5 * (1 - 1 / workers) * seen.driver_ns, seen
 
 
 def test_a_busy_machine_is_not_called_contention_of_a_driver_in_c(library: ctypes.CDLL, driver: int) -> None:
+    def good(found: Seen) -> bool:
+        return found.blocked_ns < TOLERANCE * found.driver_ns
+
     with one_processor():  # so seven of eight wait at any time
-        found = measured(library, driver, LockingStrategy.NONE, workers=8)
-    assert found.truth_ns == 0
-    assert found.blocked_ns < TOLERANCE * found.driver_ns, found
-    assert found.run_delay_ns > 0.5 * found.driver_ns, found
+        seen = measured_until(good, library, driver, LockingStrategy.NONE, workers=8)
+    assert seen.truth_ns == 0
+    assert seen.run_delay_ns > 0.5 * seen.driver_ns, seen
