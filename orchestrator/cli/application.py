@@ -55,7 +55,7 @@ Exit codes:
 _JOBS: Final = {
     "Compile": "devices list compile calibrate pack worker",
     "Measure": "bench compare regress",
-    "Keep and ship": "inspect verify coverage export extract merge install run binaries prune",
+    "Keep and ship": "inspect verify coverage export set extract merge install run binaries prune",
     "When things go wrong": "doctor quarantine",
     "This program": "completion",
 }
@@ -129,6 +129,8 @@ SetNames = Annotated[
         "ships with the program."
     ),
 ]
+
+UsedList = Annotated[Path | None, Parameter(show_default=lambda _: "all")]
 
 DEVICE_HELP = (
     "Which device: `radv:navi21` (RADV on null hardware, by family), `radv`, `lavapipe`, `nvidia`, an "

@@ -14,6 +14,7 @@ from orchestrator.cli.application import (
     CacheDirectory,
     Flag,
     KeyFile,
+    UsedList,
     in_range,
 )
 
@@ -65,6 +66,8 @@ class CompileArguments:
             this way. Identifiers are kept in the cache directory.
         only: Compile only the pipeline with this key, 16 hex digits as reports show them, even if it is in
             quarantine. May be given several times.
+        used: Compile only pipelines that this list names: an archive whose payloads may be empty, such as
+            Fossilize's layer writes of the pipelines that a program bound.
         driver_cache: Fill the driver's own cache in this directory, for programs that pass no
             VkPipelineCache; `orchestrator run` offers it to them. Each device and driver has a folder of its
             own there. With `--expect-hits`, a new process must find each pipeline there without writing.
@@ -113,6 +116,7 @@ class CompileArguments:
         ),
     ] = None
     only: Annotated[list[str] | None, WHAT, Parameter(negative="")] = None
+    used: Annotated[UsedList, WHAT] = None
     shard: Annotated[str, WHAT, Parameter(show_default=lambda _: "all of it")] = ""
     identifiers: Annotated[Flag, WHAT] = False
     expect_hits: Annotated[Flag, WHAT] = False

@@ -15,7 +15,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
@@ -44,6 +44,7 @@ from orchestrator.cli.values import (
     size_bytes,
     time_limit_seconds,
     usable_directory,
+    used_keys,
     write_beside,
 )
 from orchestrator.errors import DeviceError, OrchestratorError
@@ -89,6 +90,23 @@ class _Call:
     output: Output
     events: EventWriter | None = None
     control: CommandReader | None = None
+
+    @cached_property
+    def subset(self) -> Subset:
+        """The part of the set that is compiled."""
+        given = self.arguments
+        if given.only:
+            return Subset(keys=frozenset(map(hash_number, given.only)))
+        try:
+            part = Subset.from_text(given.shard) if given.shard else WHOLE
+        except ValueError as error:
+            raise UsageError(f"--shard {given.shard!r}: {error}") from None
+        if given.used is None:
+            return part
+        from orchestrator.sets.opening import open_paths
+
+        with open_paths(self.paths) as opened:
+            return evolve(part, keys=used_keys(given.used, opened))
 
     def begins(self, targets: Sequence[str], subset: Subset) -> int:
         """Tell a program beside this one what will be compiled; returns the pipelines of each target."""
@@ -183,7 +201,7 @@ def _require_misses(call: _Call, selector: str) -> None:
 
     from orchestrator.supervise.targets import IN_TURN
 
-    report = trio.run(partial(IN_TURN.compile, call.paths, _options(call.arguments, selector)))
+    report = trio.run(partial(IN_TURN.compile, call.paths, _options(call, selector)))
     if report.outcomes.cache_hits and not report.outcomes.failed:
         raise DeviceError(
             f"{report.device.device_name} creates what no cache holds though compiling is forbidden: the "
@@ -228,9 +246,14 @@ def _check(given: CompileArguments, *, several: bool) -> None:
             "use --mode per-worker or two-level",
         ),
         (
-            given.only_these and (given.only or given.shard or keeps_nothing or given.mode == "binaries"),
+            given.only_these and (_is_part(given) or keeps_nothing or given.mode == "binaries"),
             "--only-these: it is about the cache file of a whole set",
-            "leave out --only, --shard and --pipeline-stats, and modes binaries and none",
+            "leave out --only, --used, --shard and --pipeline-stats, and modes binaries and none",
+        ),
+        (
+            given.only and (given.shard or given.used),
+            "--only: it alone says what is compiled",
+            "leave out --shard and --used",
         ),
         *_hit_rules(given, several=several),
         (
@@ -242,6 +265,10 @@ def _check(given: CompileArguments, *, several: bool) -> None:
     for wrong, message, step in rules:
         if wrong:
             raise UsageError(message, step)
+
+
+def _is_part(given: CompileArguments) -> bool:
+    return bool(given.only or given.used or given.shard)
 
 
 _Rules = tuple[tuple[object, str, str], ...]
@@ -289,7 +316,8 @@ def _hit_rules(given: CompileArguments, *, several: bool) -> _Rules:
     )
 
 
-def _options(arguments: CompileArguments, selector: str, journal: str = "") -> CompileOptions:
+def _options(call: _Call, selector: str, journal: str = "") -> CompileOptions:
+    arguments = call.arguments
     limits = TrialLimits(
         pipeline_s=_timeout_seconds(arguments.timeout),
         memory_bytes=size_bytes(arguments.memory, "--memory", _LEAST_MEMORY) if arguments.memory else 0,
@@ -309,7 +337,7 @@ def _options(arguments: CompileArguments, selector: str, journal: str = "") -> C
         binary_memory_bytes=size_bytes(arguments.binaries_memory, "--binaries-memory"),
         spirv_val=arguments.spirv_val,
         pipeline_keys=arguments.pipeline_keys,
-        subset=_subset(arguments.shard, arguments.only or ()),
+        subset=call.subset,
         retry_quarantined=arguments.retry_quarantined or bool(arguments.only),
         trial_limits=limits,
         time_limit_s=time_limit_seconds(arguments.time_limit) if arguments.time_limit else None,
@@ -318,17 +346,6 @@ def _options(arguments: CompileArguments, selector: str, journal: str = "") -> C
         only_these=arguments.only_these,
         expect_hits=arguments.expect_hits,
     )
-
-
-def _subset(shard: str, only: Sequence[str]) -> Subset:
-    if only:
-        if shard:
-            raise UsageError("--only and --shard: a key is in one shard only", "leave --shard out")
-        return Subset(keys=frozenset(map(hash_number, only)))
-    try:
-        return Subset.from_text(shard) if shard else WHOLE
-    except ValueError as error:
-        raise UsageError(f"--shard {shard!r}: {error}") from None
 
 
 def _timeout_seconds(text: str) -> float | None:
@@ -357,7 +374,7 @@ def _compile_one(call: _Call, selector: str, clock: StageClock) -> ExitCode:
     try:
         # Once the server compiles, a signal waits for whoever can end that in order.
         with _journal(arguments) as journal, signals_held():
-            options = _options(arguments, selector, journal)
+            options = _options(call, selector, journal)
             report, view = _one_report(call, options, directory, log, clock)
             with _reporting():
                 view.is_done(selector, report, report.cache_file.error or "")
@@ -501,7 +518,7 @@ def _compile_targets(call: _Call) -> ExitCode:
                 from orchestrator.supervise.targets import Expected, compile_targets, selectors_of
 
                 targets = selectors_of(arguments.device or ())
-                options = [_options(arguments, each) for each in targets]
+                options = [_options(call, each) for each in targets]
                 shown.stage("reading the set")
                 # First, so that a mistake in the command takes no target out of a good pack.
                 pipelines = call.begins(targets, options[0].subset)

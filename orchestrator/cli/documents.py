@@ -158,6 +158,7 @@ class ListDocument(Document, frozen=True, kw_only=True):
     unchecked_records: int | None  # Records whose content does not prove their key; null if not verified.
     damage: tuple[DamageRecord, ...]  # What could not be read.
     problems: tuple[ListedProblem, ...]  # Pipelines that are given to no device; empty if not verified.
+    buckets: tuple[str, ...]  # Bucket records, as they are: what Fossilize's layer divided captures by.
     pipelines: dict[PipelineKind, tuple[Hash, ...]] | UnsetType = UNSET  # The keys, with `--pipelines`.
 
 
@@ -272,6 +273,62 @@ class ExtractDocument(Document, frozen=True, kw_only=True):
     bytes: int  # Its size.
     records: int
     pipelines: int  # With libraries and base pipelines.
+
+
+class MergedSet(Record, frozen=True, kw_only=True):
+    """What one set gave to a union."""
+
+    path: str
+    records: int  # Records that no earlier one gave.
+    pipelines: tuple[Hash, ...]  # Pipelines that no earlier one gave: their records are those of this set.
+    known: int  # Its other pipelines, which an earlier one gave.
+    damaged: int  # Its records that are missing: neither it nor an earlier one can be read there.
+
+
+class SetMergeDocument(Document, frozen=True, kw_only=True):
+    """`set merge --json`."""
+
+    output: str  # The archive.
+    bytes: int  # Its size.
+    records: int
+    pipelines: int
+    sets: tuple[MergedSet, ...]  # Where they are from, in the order of the command line.
+
+
+class SetDifference(Record, frozen=True, kw_only=True):
+    """How some pipelines of two sets differ."""
+
+    name: str  # Their kind, or what their application calls itself.
+    key: Hash | UnsetType | None = UNSET  # Of an application; null where none is linked to them.
+    only_first: int
+    both: int
+    only_second: int
+
+
+class SetDiffDocument(Document, frozen=True, kw_only=True):
+    """`set diff --json`."""
+
+    same: bool  # Whether both have the same pipelines, used by the same applications.
+    kinds: tuple[SetDifference, ...]
+    applications: tuple[SetDifference, ...]
+    only_first: tuple[Hash, ...]
+    only_second: tuple[Hash, ...]
+
+
+class SetSampleDocument(Document, frozen=True, kw_only=True):
+    """`set sample --json`."""
+
+    output: str  # The archive.
+    bytes: int  # Its size.
+    records: int
+    pipelines: int  # With libraries and base pipelines.
+    of_pipelines: int  # Pipelines of the whole set that can be read.
+    damaged: int  # Pipelines that need what cannot be read.
+    cost_share: (
+        float  # What it holds of the cost of the whole set, 0 to 1; without --by-cost all cost the same.
+    )
+    timed: int  # Pipelines of the whole set whose cost is a recorded time; the others are estimates.
+    times_of: str | None  # The cache file whose device the times are of.
 
 
 class CoveredTarget(Record, frozen=True, kw_only=True):

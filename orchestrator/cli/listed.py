@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 from msgspec import UNSET, UnsetType
 
@@ -31,7 +32,7 @@ from orchestrator.cli.output import (
 from orchestrator.cli.progress import SlowWork
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import BASE_FEATURES, feature_text
-from orchestrator.errors import shown
+from orchestrator.errors import RecordError, shown
 from orchestrator.registry import structs_by_type
 from orchestrator.run.records import ApiVersion, DamageRecord, Hash, RequestRecord
 from orchestrator.sets.archive.reader import Archive, parts_of
@@ -40,7 +41,7 @@ from orchestrator.sets.groups import Application
 from orchestrator.sets.image.built import Problem
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import problems_anywhere
-from orchestrator.sets.records import RecordTag
+from orchestrator.sets.records import RecordSource, RecordTag
 
 _MOST_SHOWN = 20
 
@@ -110,8 +111,17 @@ def _document(
         unchecked_records=None if found is None else len(found.not_checked),
         damage=tuple(map(DamageRecord.of, opened.damage)),
         problems=_by_reason(problems),
+        buckets=_buckets(opened.records),
         pipelines=keys,
     )
+
+
+def _buckets(records: RecordSource) -> tuple[str, ...]:
+    found = []
+    for key in records.keys(RecordTag.BUCKET_INFO):
+        with suppress(RecordError):  # it is in the damage
+            found.append(records.payload(RecordTag.BUCKET_INFO, key).decode("utf-8", "backslashreplace"))
+    return tuple(found)
 
 
 def _by_reason(problems: Sequence[Problem]) -> tuple[ListedProblem, ...]:
@@ -164,6 +174,8 @@ def _show(output: Output, document: ListDocument) -> None:
     output.line("")
     for application in document.applications:
         _show_application(output, application)
+    for bucket in document.buckets:
+        output.line(styled("bucket", "head"), f" {shown(' '.join(bucket.split()))}")
     if not document.applications:
         output.line(
             "no application is recorded: pipelines are compiled on a device that has only what they need"

@@ -275,6 +275,20 @@ def open_set(names: Sequence[str]) -> PipelineSet:
     return open_paths(archive_paths(names))
 
 
+def used_keys(path: Path | None, opened: PipelineSet) -> frozenset[int]:
+    """Keys of the pipelines of a set that the list of `--used` names; none without a list."""
+    from orchestrator.sets.extraction import listed_keys
+
+    if path is None:
+        return frozenset()
+    if keys := listed_keys(str(path)).intersection(opened.pipelines.keys.tolist()):
+        return keys
+    raise UsageError(
+        f"--used {path}: names no pipeline of {opened.name}",
+        f"`orchestrator list {shell_text(path)} --pipelines` shows the keys that it has",
+    )
+
+
 def damage_to_measure(names: Sequence[str]) -> str:
     """What to say of a set that is measured, where its archives are damaged, or "" where they are not."""
     with open_set(names) as opened:

@@ -111,6 +111,21 @@ def read_durations(cache_file: Path, operations: FileOperations = REAL_FILE_OPER
     return Durations(problem=problem) if known is None else known
 
 
+def best_known_durations(directory: Path, keys: Keys) -> tuple[str, Durations]:
+    """The name of the cache file whose device has times for most of some pipelines, and its times.
+
+    "" and none where there are none, or the database cannot be read. Never raises.
+    """
+    best = "", Durations()
+    with suppress(ReadError), State.open(directory) as state, state.reading() as sql:
+        most = 0
+        for name in DURATIONS.names(sql):
+            known, _ = DURATIONS.stored(sql, name)
+            if known is not None and (found := int(np.count_nonzero(known.of(keys)))) > most:
+                most, best = found, (name, known)
+    return best
+
+
 def add_durations(
     cache_file: Path,
     keys: Keys,

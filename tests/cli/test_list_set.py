@@ -38,6 +38,15 @@ def test_the_sample(call: Call) -> None:
     assert manifest["set"]["files"] == []
 
 
+def test_bucket_records_are_shown(call: Call, small_set: Path, tmp_path: Path) -> None:
+    path, bucket = tmp_path / "bucket.foz", b'{\n  "bucket": {"vendorID": 4318}\n}'
+    with Archive.open(small_set) as archive, ArchiveWriter(path) as writer:
+        copy_records(archive, writer)
+        writer.add(RecordTag.BUCKET_INFO, 7, bucket)
+    assert call("list", path, "--json").document["buckets"] == [bucket.decode()]
+    assert '{ "bucket": {"vendorID": 4318} }' in call("list", path).out
+
+
 def test_pipelines_by_key(call: Call, small_set: Path) -> None:
     whole = call("list", "sample", "--json").document
     both = call("list", "sample", small_set, "--json").document  # several archives are one set

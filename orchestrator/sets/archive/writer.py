@@ -33,6 +33,14 @@ _PARAMETERS = struct.Struct("<4I")
 _PAYLOAD_MAX = 0xFFFFFFFF
 
 
+def deflated(payload: bytes, level: int = 6) -> StoredPayload:
+    """A payload as a writer stores it: deflated where that makes it smaller."""
+    data = zlib.compress(payload, level)
+    smaller = len(data) < len(payload)
+    data = data if smaller else payload
+    return StoredPayload(data, FLAG_DEFLATE if smaller else FLAG_RAW, zlib.crc32(data), len(payload))
+
+
 class ArchiveWriter:
     """Writes one archive.
 
@@ -86,11 +94,7 @@ class ArchiveWriter:
         """
         if (tag, key) in self._names:
             return False
-        deflated = zlib.compress(payload, self._level)
-        smaller = len(deflated) < len(payload)
-        data = deflated if smaller else payload
-        stored = StoredPayload(data, FLAG_DEFLATE if smaller else FLAG_RAW, zlib.crc32(data), len(payload))
-        return self.add_stored(tag, key, stored)
+        return self.add_stored(tag, key, deflated(payload, self._level))
 
     def add_stored(self, tag: RecordTag, key: int, stored: StoredPayload) -> bool:
         """As `add`, with a payload as stored in another archive.
