@@ -53,6 +53,7 @@ LIBRARIES = {
     "dask": ("orchestrator.cluster",),
     "distributed": ("orchestrator.cluster",),
     "xxhash": ("orchestrator.stores.files.atomic_file",),
+    "cryptography": ("orchestrator.stores.signing",),
     "rich": ("orchestrator.cli",),
     "plotly": ("orchestrator.bench.reports",),
     "cyclopts": ("orchestrator.cli",),

@@ -55,7 +55,7 @@ Exit codes:
 _JOBS: Final = {
     "Compile": "devices list compile calibrate pack worker",
     "Measure": "bench compare regress",
-    "Keep and ship": "inspect verify coverage export set extract merge install run binaries prune",
+    "Keep and ship": "inspect verify coverage export set extract merge key install run binaries prune",
     "When things go wrong": "doctor quarantine",
     "This program": "completion",
 }
@@ -153,12 +153,16 @@ CacheDirectory = Annotated[
     Parameter(help="The directory of cache files.", show_default=lambda _: "the user's cache directory"),
 ]
 
-KeyFile = Annotated[
+PrivateKey = Annotated[
     Path | None,
     Parameter(
-        help="The team's key file. A pack that is written is signed with it; a pack that is read must be.",
+        help="Sign what is written with this private key (`orchestrator key new`).",
         show_default=lambda _: "none",
     ),
+]
+TrustedKey = Annotated[
+    Path | None,
+    Parameter(help="Take only what the owner of this public key has signed.", show_default=lambda _: "none"),
 ]
 
 

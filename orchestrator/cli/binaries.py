@@ -12,15 +12,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from attrs import frozen
 from cyclopts import Parameter
 
-from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag
+from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag, PrivateKey, TrustedKey
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, byte_text, path_text, plural, printable, styled, table
-from orchestrator.cli.values import age_ns, cache_files_directory, read_key, require_writable, size_bytes
+from orchestrator.cli.values import (
+    age_ns,
+    cache_files_directory,
+    require_writable,
+    signing_key,
+    size_bytes,
+    trusted_key,
+)
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import BinariesDocument, BinariesGeneration
+    from orchestrator.stores.binary_export import ExchangeReport
     from orchestrator.stores.binary_store import BinaryStore, GenerationStat, StoreStat
-    from orchestrator.stores.files.atomic_file import MacKey
 
 Action = Literal["stat", "verify", "export", "import", "prune"]
 _PROBLEMS_SHOWN = 10
@@ -50,7 +57,8 @@ def binaries_verb(
     pruning: Annotated[PruneArguments, Parameter(name="*")] = PruneArguments(),
     *,
     cache_dir: CacheDirectory = None,
-    key: Path | None = None,
+    sign: PrivateKey = None,
+    trust: TrustedKey = None,
     unsigned: Flag = False,
     json: JsonFlag = False,
 ) -> int:
@@ -64,26 +72,27 @@ def binaries_verb(
 
         orchestrator binaries stat
         orchestrator binaries verify --cache-dir build/cache
-        orchestrator binaries export game.binaries --key team.key
-        orchestrator binaries import game.binaries --key team.key
+        orchestrator binaries export game.binaries --sign team.key
+        orchestrator binaries import game.binaries --trust team.pub
         orchestrator binaries prune --older-than 30d --max-size 200M --dry-run
 
     Args:
         action: What to do.
         pack: The pack to write or to read, for `export` and `import`.
-        key: The file with the team's key: `export` signs with it, `import` checks the signature.
         unsigned: Import a pack without checking its signature.
         pruning: Options of `prune`.
     """
+    from orchestrator.stores.binary_export import export_binaries, import_binaries
     from orchestrator.stores.binary_store import BinaryStore
     from orchestrator.stores.state import state_path
 
-    _check_usage(action, pack, key, unsigned=unsigned, prunes=pruning != PruneArguments())
+    _check_usage(action, pack, sign, trust, unsigned=unsigned, prunes=pruning != PruneArguments())
     bound = None if pruning.max_size is None else size_bytes(pruning.max_size, "--max-size")
-    age, secret, output = age_ns(pruning.older_than), read_key(key), Output(json=json)
+    age, output = age_ns(pruning.older_than), Output(json=json)
+    key, trusted = signing_key(sign), trusted_key(trust)
     directory = cache_files_directory(cache_dir)
     if action == "export":
-        require_writable(pack, inputs=[state_path(directory), *([] if key is None else [key])])
+        require_writable(pack, inputs=[state_path(directory), *([] if sign is None else [sign])])
     fields: dict[str, Any] = {}
     lines: list[str] = []
     with BinaryStore.open(directory, create=action == "import") as store:
@@ -92,7 +101,12 @@ def binaries_verb(
         elif action == "verify":
             fields["problems"] = tuple(store.verify())
         elif pack is not None:
-            fields, lines = _exchange(store, action, pack, secret, unsigned=unsigned)
+            report = (
+                export_binaries(store, pack, key)
+                if action == "export"
+                else import_binaries(store, pack, trusted, unsigned=unsigned)
+            )
+            fields, lines = _exchanged(action, pack, report)
         stat = store.statistics()
         output.document(lambda: _document(action, store, stat, fields))
         if store.set_aside:
@@ -117,7 +131,13 @@ def binaries_verb(
 
 
 def _check_usage(
-    action: Action, pack: Path | None, key: Path | None, *, unsigned: bool, prunes: bool
+    action: Action,
+    pack: Path | None,
+    sign: Path | None,
+    trust: Path | None,
+    *,
+    unsigned: bool,
+    prunes: bool,
 ) -> None:
     exchanges = action in ("export", "import")
     if exchanges and pack is None:
@@ -126,8 +146,9 @@ def _check_usage(
         )
     if not exchanges and pack is not None:
         raise UsageError(f"binaries {action} takes no pack", "name the store's directory by --cache-dir")
-    if (not exchanges and key is not None) or (unsigned and action != "import"):
-        raise UsageError(f"binaries {action}: only packs have signatures", "see `export` and `import`")
+    if (sign is not None and action != "export") or ((unsigned or trust is not None) and action != "import"):
+        said = f"binaries {action}: `export` signs (--sign), `import` checks (--trust, --unsigned)"
+        raise UsageError(said)
     if prunes and action != "prune":
         raise UsageError(f"binaries {action} removes nothing", "see `orchestrator binaries prune`")
 
@@ -174,16 +195,10 @@ def _checked_lines(stat: StoreStat, *, good: bool) -> list[str]:
     ]
 
 
-def _exchange(
-    store: BinaryStore, action: Action, pack: Path, secret: MacKey | None, *, unsigned: bool
-) -> tuple[dict[str, Any], list[str]]:
-    from orchestrator.stores.binary_export import export_binaries, import_binaries
-
+def _exchanged(action: Action, pack: Path, report: ExchangeReport) -> tuple[dict[str, Any], list[str]]:
     if action == "export":
-        report = export_binaries(store, pack, secret)
         done = "signed" if report.signed else "not signed: `import` needs --unsigned"
     else:
-        report = import_binaries(store, pack, secret, unsigned=unsigned)
         done = f"{plural(report.put.pipelines, 'pipeline')} stored, {byte_text(report.put.stored_bytes)} new"
     fields = {
         "pack": pack,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
 
@@ -21,11 +21,14 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores.binary_export import EXPORT_MAGIC, prove_export
 from orchestrator.stores.binary_store import BinaryStore, StoreError
 from orchestrator.stores.cache_file import CACHE_FILE_SUFFIX, LoadStatus
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, MacKey, distrust, distrust_directory
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust, distrust_directory
 from orchestrator.stores.files.recovery import PREVIOUS_SUFFIX, QUARANTINE_DIRECTORY, previous_path
 from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file, inspect_state
 from orchestrator.stores.pack import Pack, PackError, is_pack, missing_shards
 from orchestrator.stores.state import STATE_NAME
+
+if TYPE_CHECKING:
+    from orchestrator.stores.signing import PublicKey
 
 _BINARIES = "export of binaries"
 _SIGNED = ("pack", _BINARIES, "unreadable")
@@ -46,26 +49,28 @@ class Checked:
     to_do: tuple[str, ...] = ()  # what a compile has still to do for a pack
 
 
-def check(path: Path, key: MacKey | None, output: Output, *, complete: bool = False) -> Iterator[Checked]:
+def check(
+    path: Path, trust: PublicKey | None, output: Output, *, complete: bool = False
+) -> Iterator[Checked]:
     """Check a file, or a directory and what is in it.
 
-    With a key, what has no signature is wrong; where it is to be `complete`, what has still to be done is.
+    With a trusted key, what has no signature is wrong; where it is to be `complete`, what is still to do is.
     """
     try:
-        for each in _checked(path, key, output):
+        for each in _checked(path, trust, output):
             if complete and each.to_do:
                 step = each.next_step if each.problems else "run the compile that makes it again"
                 each = evolve(each, problems=(*each.problems, *each.to_do), next_step=step)
             else:
                 each = evolve(each, details=(*each.to_do, *each.details))
-            yield each if key is None or each.kind in _SIGNED else _unsigned(each)
+            yield each if trust is None or each.kind in _SIGNED else _unsigned(each)
     except OSError as error:
         yield _unreadable(path, error.strerror or str(error))
 
 
 def _unsigned(checked: Checked) -> Checked:
-    why = "nothing proves who made it: --key proves packs alone, each as a whole"
-    step = (checked.problems and checked.next_step) or "check it without --key, or the pack that it came with"
+    why = "nothing proves who made it: --trust proves packs alone, each as a whole"
+    step = (checked.problems and checked.next_step) or "check it without --trust, or its pack"
     return evolve(checked, problems=(*checked.problems, why), next_step=step)
 
 
@@ -73,12 +78,12 @@ def _unreadable(path: Path, why: str) -> Checked:
     return Checked(path, "unreadable", problems=(why,), next_step="check the path")
 
 
-def _checked(path: Path, key: MacKey | None, output: Output) -> Iterator[Checked]:
+def _checked(path: Path, trust: PublicKey | None, output: Output) -> Iterator[Checked]:
     if path.is_dir():
         if path.name.endswith(CACHE_FILE_SUFFIX):
             yield _misplaced(path)
-        elif key is not None or is_pack(path):
-            yield _check_pack(path, key)
+        elif trust is not None or is_pack(path):
+            yield _check_pack(path, trust)
         else:
             yield from _check_directory(path, output)
         return
@@ -91,7 +96,7 @@ def _checked(path: Path, key: MacKey | None, output: Output) -> Iterator[Checked
     with path.open("rb") as stream:
         head = stream.read(len(MAGIC))
     if head.startswith(EXPORT_MAGIC):
-        yield _check_binaries(path, key)
+        yield _check_binaries(path, trust)
     elif head == MAGIC:
         yield _check_archive(path, output)
     elif (beside := inspect_beside(path)) is not None:
@@ -113,11 +118,11 @@ def _misplaced(path: Path) -> Checked:
     return Checked(path, "directory", problems=(why,), next_step="move it away")
 
 
-def _check_binaries(path: Path, key: MacKey | None) -> Checked:
+def _check_binaries(path: Path, trust: PublicKey | None) -> Checked:
     size = path.stat().st_size
     made = Checked(path, _BINARIES, {"bytes": size})
     try:
-        found = prove_export(path, key=key)
+        found = prove_export(path, trust=trust)
     except OrchestratorError as error:
         step = getattr(error, "next_step", "") or "copy it again, or export the binaries again"
         return evolve(made, problems=(str(error),), next_step=step)
@@ -127,7 +132,7 @@ def _check_binaries(path: Path, key: MacKey | None) -> Checked:
 
 
 def _signature(*, signed: bool, checked: bool) -> str:
-    return "signed with this key" if checked else "signed, not checked (--key)" if signed else "not signed"
+    return "signed by this key" if checked else "signed, not checked (--trust)" if signed else "not signed"
 
 
 def _check_state(path: Path) -> Checked:
@@ -179,14 +184,14 @@ def _check_directory(path: Path, output: Output) -> Iterator[Checked]:
                 yield each
 
 
-def _check_pack(path: Path, key: MacKey | None) -> Checked:
+def _check_pack(path: Path, trust: PublicKey | None) -> Checked:
     try:
-        pack = Pack.open(path, key)
+        pack = Pack.open(path, trust)
     except PackError as error:
         return Checked(path, "pack", problems=(str(error),), next_step=error.next_step)
     targets = pack.manifest.targets
     files = sum(len(each.files) for each in targets)
-    signature = _signature(signed=pack.signed, checked=key is not None)
+    signature = _signature(signed=pack.signed, checked=trust is not None)
     to_do = [f"{each.selector}: missing {said}" for each in targets for said in missing_shards(each.parts)]
     to_do += nothing_of(targets)
     to_do += [
@@ -199,11 +204,11 @@ def _check_pack(path: Path, key: MacKey | None) -> Checked:
         if count := sum(each.count(status) for each in targets):
             (to_do if status == "not_run" else details).append(f"{plural(count, 'pipeline')} {what}")
     foreign = [_foreign(path / each) for each in pack.foreign()]
-    if foreign and key is None:
+    if foreign and trust is None:
         details.append(f"not of the pack: {', '.join(foreign)}")
     problems = [f"{file.name}: {reason}" for file, reason in dict(pack.problems()).items()]
-    if key is not None:
-        problems += [f"{each}: not of the pack, so the key proves nothing of it" for each in foreign]
+    if trust is not None:
+        problems += [f"{each}: not of the pack, so the signature proves nothing of it" for each in foreign]
     return Checked(
         path,
         "pack",
@@ -211,7 +216,7 @@ def _check_pack(path: Path, key: MacKey | None) -> Checked:
             "targets": tuple(PackedTarget(**target_fields(each)) for each in targets),
             "files": files,
             "signed": pack.signed,
-            "proven": key is not None,
+            "proven": trust is not None,
             "strays": tuple(pack.strays()),
         },
         f"a pack of {plural(len(targets), 'target')} with {held_text(targets)} in {plural(files, 'file')}, "

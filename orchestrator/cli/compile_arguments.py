@@ -13,7 +13,7 @@ from orchestrator.cli.application import (
     FIRST_DEVICE,
     CacheDirectory,
     Flag,
-    KeyFile,
+    PrivateKey,
     UsedList,
     in_range,
 )
@@ -125,7 +125,7 @@ class CompileArguments:
         CacheDirectory, WHERE, Parameter(help="Directory for cache files, one file per device and driver.")
     ] = None
     out: Annotated[Path | None, WHERE, Parameter(alias="-o", show_default=lambda _: "none")] = None
-    key: Annotated[KeyFile, WHERE] = None
+    sign: Annotated[PrivateKey, WHERE] = None
     driver_cache: Annotated[Path | None, WHERE, Parameter(show_default=lambda _: "none")] = None
     only_these: Annotated[Flag, WHERE] = False
     relax_driver_version: Annotated[Flag, WHERE] = False

@@ -38,9 +38,9 @@ from orchestrator.cli.values import (
     MOST_WORKERS,
     archive_paths,
     hash_number,
-    read_key,
     require_writable,
     run_again_for,
+    signing_key,
     size_bytes,
     time_limit_seconds,
     usable_directory,
@@ -238,7 +238,7 @@ def _check(given: CompileArguments, *, several: bool) -> None:
         ),
         (limited and given.memory, "--memory is for a child process", leave),
         *_cluster_rules(given),
-        (not given.out and given.key, "--key signs packs", "name the pack's directory with --out"),
+        (not given.out and given.sign, "--sign signs packs", "name the pack's directory with --out"),
         (given.out and given.mode == "none", "--out: mode none keeps nothing that a pack could hold", ""),
         (
             given.merge == "rolling" and given.mode in ("shared", "binaries", "none"),
@@ -507,7 +507,7 @@ def _compile_targets(call: _Call) -> ExitCode:
     from orchestrator.cli.progress import progress_view
 
     arguments, out = call.arguments, call.arguments.out
-    key = read_key(arguments.key)
+    key = signing_key(arguments.sign)
     manifest = unwritten = pack = None
     with ExitStack() as stopping:
         with ExitStack() as held:
@@ -601,7 +601,7 @@ def _show_targets(
         return
     show_results(output, results)
     if manifest is not None and arguments.out is not None and all(each.has_ended for each in results):
-        show_pack(output, arguments.out, manifest, signed=arguments.key is not None)
+        show_pack(output, arguments.out, manifest, signed=arguments.sign is not None)
     show_end(output, results, allow_damaged=arguments.allow_damaged)
 
 

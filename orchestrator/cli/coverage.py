@@ -9,12 +9,12 @@ from pathlib import Path
 import trio
 from attrs import evolve
 
-from orchestrator.cli.application import Flag, JsonFlag, KeyFile, SetNames
+from orchestrator.cli.application import Flag, JsonFlag, SetNames, TrustedKey
 from orchestrator.cli.documents import CoverageDocument, CoveredTarget
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, path_text, seconds_text, styled, table
 from orchestrator.cli.progress import ProgressView, progress_view
-from orchestrator.cli.values import archive_paths, read_key
+from orchestrator.cli.values import archive_paths, trusted_key
 from orchestrator.errors import DeviceError
 from orchestrator.packs.coverage import Coverage, PackCoverage, installed
 from orchestrator.run.records import Hash
@@ -29,7 +29,7 @@ def coverage_verb(
     /,
     *,
     run: Flag = False,
-    key: KeyFile = None,
+    trust: TrustedKey = None,
     json: JsonFlag = False,
 ) -> int:
     """Show what a player would still compile of a set, with the caches of a pack.
@@ -53,7 +53,7 @@ def coverage_verb(
     if len(sets_and_pack) < 2:
         raise UsageError("a set and a pack are expected", "name both: orchestrator coverage game.foz pack")
     output, pack_path = Output(json=json), Path(sets_and_pack[-1])
-    pack = Pack.open(pack_path, read_key(key))
+    pack = Pack.open(pack_path, trusted_key(trust))
     paths = archive_paths(sets_and_pack[:-1])
     with open_paths(paths) as source:
         groups = [(each.request, each.pipelines.keys) for each in WHOLE.groups_of(source)]
@@ -61,21 +61,19 @@ def coverage_verb(
     found = [whole.noted(each) for each in pack.manifest.targets]
     if run:
         with progress_view(output) as view:
-            found = [_looked_up(whole, each, paths, key, view) for each in found]
+            found = [_looked_up(whole, each, paths, view) for each in found]
     _show(output, pack_path, found)
     is_covered = all(each.held + each.left_out == each.pipelines for each in found)
     return ExitCode.OK if is_covered else ExitCode.PIPELINES_FAILED
 
 
-def _looked_up(
-    whole: PackCoverage, noted: Coverage, paths: list[str], key: Path | None, view: ProgressView
-) -> Coverage:
+def _looked_up(whole: PackCoverage, noted: Coverage, paths: list[str], view: ProgressView) -> Coverage:
     """What a run proved; where it could not, what the notes say, with the reason."""
     if not noted.target.has_data:
         return noted
     view.stage(f"installing for {noted.target.selector}")
     try:
-        with installed(whole.pack, noted.target, key_file=key) as (directory, options):
+        with installed(whole.pack, noted.target) as (directory, options):
             told = {"cache_directory": directory, "on_stage": view.stage, "on_progress": view.progress}
             report = trio.run(partial(IN_TURN.compile, paths, options, **told))
         return whole.run(noted.target, report)

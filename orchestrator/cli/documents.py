@@ -411,7 +411,7 @@ class InstallDocument(Document, frozen=True, kw_only=True):
     """`install --json`."""
 
     pack: str
-    proven: bool  # Whether its MAC was checked, with --key.
+    proven: bool  # Whether its signature was checked, with --trust.
     device_name: str
     driver: str  # Name and version of its driver.
     identity: ProfileIdentity  # The identity for which its caches are valid.
@@ -446,8 +446,8 @@ class CheckedFile(Record, frozen=True, kw_only=True):
     unchecked_records: int | UnsetType = UNSET  # Of an archive: those whose content does not prove their key.
     damage: tuple[DamageRecord, ...] | UnsetType = UNSET  # Of an archive: what could not be read.
     targets: tuple[PackedTarget, ...] | UnsetType = UNSET  # Of a pack: its contents for each device.
-    signed: bool | UnsetType = UNSET  # Of a pack: whether it has a MAC.
-    proven: bool | UnsetType = UNSET  # Of a pack: whether the MAC was checked, with --key.
+    signed: bool | UnsetType = UNSET  # Of a pack: whether it has a signature.
+    proven: bool | UnsetType = UNSET  # Of a pack: whether the signature was checked, with --trust.
     strays: tuple[str, ...] | UnsetType = UNSET  # Of a pack: names of other files in its directory.
     problems: tuple[str, ...]  # What is wrong.
     next_step: str  # What to do about it; "" if nothing is wrong.
@@ -813,6 +813,13 @@ class WorkerDocument(Document, frozen=True, kw_only=True):
 
     address: str  # The scheduler's address.
     directory: Path  # Where sets and unfinished shards are kept.
+
+
+class KeyDocument(Document, frozen=True, kw_only=True):
+    """`key --json`."""
+
+    private: str  # The file of the private key.
+    public: str  # That of the public one.
 
 
 class CompletionDocument(Document, frozen=True, kw_only=True):

@@ -98,6 +98,7 @@ KINDS: Final = {
     "OutputError": "output",
     "UsageError": "usage",
     "UnknownPipelineError": "usage",
+    "SigningError": "usage",
     "ArchiveError": "archive",
     "RecordError": "record",
     "ManifestError": "manifest",

@@ -170,7 +170,7 @@ def _pack(directory: Path, identity: DeviceIdentity | None) -> Inspected:
     manifest, reason = pack.manifest, ""
     facts: _Facts = [
         ("targets", f"{len(manifest.targets):,}, with {held_text(manifest.targets)}"),
-        ("signature", "there, which `orchestrator verify --key` checks" if pack.signed else "none"),
+        ("signature", "there, which `orchestrator verify --trust` checks" if pack.signed else "none"),
         (
             "made",
             f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(manifest.made_at))}, by orchestrator "

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from orchestrator.cli.application import CacheDirectory, DeviceSelector, Flag, JsonFlag, KeyFile
+from orchestrator.cli.application import CacheDirectory, DeviceSelector, Flag, JsonFlag, TrustedKey
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, byte_text, path_text, plural, styled
-from orchestrator.cli.values import read_key, usable_directory
+from orchestrator.cli.values import trusted_key, usable_directory
 
 if TYPE_CHECKING:
     from orchestrator.packs.driver import Installed, PackDeviceOpened
@@ -27,7 +27,7 @@ def install_verb(
     *,
     device: DeviceSelector = "",
     cache_dir: CacheDirectory = None,
-    key: KeyFile = None,
+    trust: TrustedKey = None,
     unsigned: Flag = False,
     json: JsonFlag = False,
 ) -> int:
@@ -40,7 +40,7 @@ def install_verb(
 
     **EXAMPLES**
 
-        orchestrator install pack --key team.key
+        orchestrator install pack --trust team.pub
         orchestrator install pack --unsigned
         orchestrator install pack --unsigned -d radv:navi21 --cache-dir player
 
@@ -53,19 +53,19 @@ def install_verb(
     from orchestrator.stores.pack import Pack, is_pack
 
     out = Output(json=json)
-    if key is not None and unsigned:
-        raise UsageError("--key and --unsigned contradict each other", "leave one out")
+    if trust is not None and unsigned:
+        raise UsageError("--trust and --unsigned contradict each other", "leave one out")
     if cache_dir is not None and is_pack(cache_dir):
         said = f"{path_text(cache_dir)}: it is a pack, whose manifest would not agree with its files any more"
         raise UsageError(said, "name another --cache-dir; `orchestrator merge` joins packs")
-    secret = read_key(key)
-    opened = Pack.open(pack, secret)
-    if secret is None and not unsigned:
+    key = trusted_key(trust)
+    opened = Pack.open(pack, key)
+    if key is None and not unsigned:
         raise UsageError(
             f"{path_text(pack)}: the origin of this pack is not proven",
-            "name the key file that it was signed with (--key), or trust its source (--unsigned)",
+            "name the public key of who signed it (--trust), or trust its source (--unsigned)",
         )
-    there, done = driver.install(opened, device, usable_directory(cache_dir), key_file=key)
+    there, done = driver.install(opened, device, usable_directory(cache_dir))
     target = opened.manifest.targets[done.target] if done.target >= 0 else None
     _report(out, opened, target, there, done)
     return (
@@ -84,7 +84,7 @@ def _report(
     out.document(
         lambda: InstallDocument(
             pack=path_text(pack.directory),
-            proven=pack.key is not None,
+            proven=pack.trust is not None,
             device_name=device.device_name,
             driver=device.driver,
             identity=device.identity,
@@ -120,7 +120,7 @@ def _report(
     out.facts(_rows(target, done))
     for note in done.notes:
         out.line(styled("note: ", "warn"), note)
-    if pack.key is None:
+    if pack.trust is None:
         out.line(styled("note: ", "warn"), "the origin of this pack is not proven (--unsigned)")
 
 

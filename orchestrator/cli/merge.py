@@ -11,7 +11,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag, KeyFile
+from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag, PrivateKey, TrustedKey
 from orchestrator.cli.errors import UsageError
 from orchestrator.cli.output import Output
 
@@ -28,7 +28,8 @@ def merge_verb(
             help="The device that made the cache files; required for them. " + DEVICE_HELP, show_default=False
         ),
     ] = "",
-    key: KeyFile = None,
+    sign: PrivateKey = None,
+    trust: TrustedKey = None,
     json: JsonFlag = False,
 ) -> int:
     """Merge cache files of one device and driver into one, or packs of several machines into one.
@@ -36,7 +37,7 @@ def merge_verb(
     A cache file that the device would not load is left out, and the differing field is shown; the exit code
     is then 2. Packs are merged completely or not at all: if another driver compiled a pack's shards, the
     error names the pack. Where no pack has some shards of a set, the new pack is written, and the exit
-    code is 1.
+    code is 1. With --sign, all packs must be signed, by the same key or by the one of --trust.
 
     **EXAMPLES**
 
@@ -55,9 +56,9 @@ def merge_verb(
     if any(map(is_directory, files)):
         if device:
             raise UsageError("--device is for cache files: a pack says which devices it is for")
-        return merge_packs(files, output, key, out)
-    if key is not None:
-        raise UsageError("--key is for packs: a cache file has no signature")
+        return merge_packs(files, output, sign, trust, out)
+    if sign is not None or trust is not None:
+        raise UsageError("--sign and --trust are for packs: a cache file has no signature")
     if not device:
         raise UsageError("the device that made the cache files is missing", "name it with --device")
     return merge_files(files, output, device, out)

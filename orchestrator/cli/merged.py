@@ -18,7 +18,7 @@ from orchestrator.cli.documents import (
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, byte_text, display, path_text, plural, styled, table
 from orchestrator.cli.packs import nothing_of, show_targets, target_fields
-from orchestrator.cli.values import opened_device, read_key, run_again_for
+from orchestrator.cli.values import opened_device, run_again_for, signing_key, trusted_key
 from orchestrator.packs.joining import join_packs
 from orchestrator.run.cache_joining import JoinedFile, join_files
 from orchestrator.run.records import IdentityRecord
@@ -100,16 +100,18 @@ def _show(out: Output, merged: list[JoinedFile]) -> None:
     out.show(made)
 
 
-def merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Output) -> int:
+def merge_packs(paths: list[Path], output: Path, sign: Path | None, trust: Path | None, out: Output) -> int:
     """Join packs into a new one, and show its targets; returns the exit code, 1 where shards are missing."""
 
     def on_target(target: PackTarget) -> None:
         if out.live:
             out.message(f"joining {target.name}")
 
-    key = read_key(key_file)
-    packs = [Pack.open(each, key) for each in paths]
-    joined = join_packs(packs, output, key_file=key_file, on_target=on_target)
+    key, trusted = signing_key(sign), trusted_key(trust)
+    if trusted is None and key is not None:
+        trusted = key.public  # a signature is given only to what has one
+    packs = [Pack.open(each, trusted) for each in paths]
+    joined = join_packs(packs, output, key=key, on_target=on_target)
     targets = [each.target for each in joined]
     lacked = [(pack, each) for pack in packs for each in pack.manifest.targets if each.problem]
     out.document(

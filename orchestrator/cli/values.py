@@ -26,8 +26,6 @@ from orchestrator.sets.inputs import irregular
 from orchestrator.sets.sample import SAMPLE, sample_path
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
-    MacKey,
-    ReadError,
     SaveError,
     distrust_directory,
     ensure_directory,
@@ -40,6 +38,7 @@ from orchestrator.stores.files.atomic_file import (
 if TYPE_CHECKING:
     from orchestrator.devices.device import Device
     from orchestrator.sets.pipeline_set import PipelineSet
+    from orchestrator.stores.signing import PublicKey, SigningKey
 
 _PROGRAM = "orchestrator"
 MOST_WORKERS = 4096
@@ -189,17 +188,33 @@ def write_beside(option: str, path: Path, content: bytes) -> None:
         raise OutputError(f"{option} {path}: cannot be written: {error.reason}") from error
 
 
-def read_key(path: Path | None) -> MacKey | None:
-    """The key of `--key`."""
+@contextmanager
+def extra(name: str, what: str) -> Iterator[None]:
+    """A block that imports what an extra of this package installs, which is needed for `what`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        step = f"install what it needs: pip install 'vulkan-pipeline-orchestrator[{name}]'"
+        library = (error.name or "").partition(".")[0]
+        raise UsageError(f"{what}: {library} is not installed", step) from None
+
+
+def signing_key(path: Path | None) -> SigningKey | None:
+    """The key of `--sign`."""
     if path is None:
         return None
-    try:
-        return MacKey.read(path)
-    except (ReadError, ValueError) as error:
-        text = error.reason if isinstance(error, ReadError) else str(error)
-        reason, _, step = text.partition("; mend: ")
-        step = step or "make one: head -c 32 /dev/urandom > team.key; chmod 600 team.key"
-        raise UsageError(f"--key {path}: {reason}", step) from None
+    with extra("sign", "--sign"):
+        from orchestrator.stores.signing import SigningKey
+    return SigningKey.read(path)
+
+
+def trusted_key(path: Path | None) -> PublicKey | None:
+    """The key of `--trust`."""
+    if path is None:
+        return None
+    with extra("sign", "--trust"):
+        from orchestrator.stores.signing import PublicKey
+    return PublicKey.read(path)
 
 
 def show_words(data: bytes) -> None:

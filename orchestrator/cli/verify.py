@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.cli.application import Flag, JsonFlag, KeyFile
+from orchestrator.cli.application import Flag, JsonFlag, TrustedKey
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, path_text, plural, styled
-from orchestrator.cli.values import read_key
+from orchestrator.cli.values import trusted_key
 
 _LINES_SHOWN = 5
 
@@ -16,7 +16,7 @@ def verify_verb(
     paths: list[Path],
     /,
     *,
-    key: KeyFile = None,
+    trust: TrustedKey = None,
     complete: Flag = False,
     json: JsonFlag = False,
 ) -> int:
@@ -28,8 +28,8 @@ def verify_verb(
     - other file beside a cache file: whether a run would use it
     - store of binaries: structure, hashes, references
     - archive: every record, with its key recomputed
-    - pack: its manifest, each file in it, and with --key its MAC; with --key, what no compile leaves there
-      is wrong; with --complete, what a compile has still to do is wrong
+    - pack: its manifest, each file in it, and with --trust its signature; with --trust, what no
+      compile leaves there is wrong; with --complete, what a compile has still to do is wrong
     - other directory: its permissions and all such files in it
 
     The exit code is 0 if nothing is wrong, else 2.
@@ -39,7 +39,7 @@ def verify_verb(
         orchestrator verify ~/.cache/orchestrator
         orchestrator verify game.foz game.1.foz
         orchestrator verify build/cache/*.pipeline-cache --json
-        orchestrator verify build/pack --key team.key --complete
+        orchestrator verify build/pack --trust team.pub --complete
 
     Args:
         paths: Cache files, `.foz` archives, packs, or directories of cache files and archives.
@@ -49,8 +49,8 @@ def verify_verb(
     from orchestrator.cli.checks import check
     from orchestrator.cli.documents import CheckedFile, VerifyDocument
 
-    output, secret = Output(json=json), read_key(key)
-    checked = [each for path in paths for each in check(path, secret, output, complete=complete)]
+    output, key = Output(json=json), trusted_key(trust)
+    checked = [each for path in paths for each in check(path, key, output, complete=complete)]
     bad = sum(bool(each.problems) for each in checked)
     output.document(
         lambda: VerifyDocument(

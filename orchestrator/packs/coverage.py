@@ -117,15 +117,12 @@ def _fits(request: DeviceRequest, made_for: DeviceRequest) -> bool:
 
 
 @contextmanager
-def installed(
-    pack: Pack, target: PackTarget, *, key_file: Path | None = None
-) -> Iterator[tuple[Path, CompileOptions]]:
+def installed(pack: Pack, target: PackTarget) -> Iterator[tuple[Path, CompileOptions]]:
     """Install a target into a directory of its own, which goes at the end. Blocking.
 
     Args:
         pack: The pack.
         target: One of its targets, of a device of this machine.
-        key_file: The key that the pack was opened with; None where nothing proves it.
 
     Yields:
         The directory, and the options that look a set up there.
@@ -135,7 +132,7 @@ def installed(
         DeviceError: There is no such device.
     """
     with TemporaryDirectory(prefix="orchestrator-coverage-") as name:
-        _, done = driver.install(pack, target.selector, Path(name), key_file=key_file)
+        _, done = driver.install(pack, target.selector, Path(name))
         if done.target < 0 or pack.manifest.targets[done.target] != target:
             raise PackError(pack.directory, f"{target.name}: the driver here is another build")
         mode = CacheMode.SHARED if target.cache is not None else CacheMode.BINARIES

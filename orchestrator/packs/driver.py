@@ -37,19 +37,19 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
     """A request: merge the caches that packs have for a device, into a cache directory."""
 
     packs: tuple[str, ...]  # one or more
-    key: str  # the key file that they were proven with, or ""
+    trust: bytes  # the public key that proved them, or none
     identity: ProfileIdentity
     directory: str
 
 
 class Install(msgspec.Struct, frozen=True, tag="install"):
-    """A request: put what a pack has for the device into a cache directory; `key` as for `Join`.
+    """A request: put what a pack has for the device into a cache directory; `trust` as for `Join`.
 
     With `again` it is the cache alone, as it was before its target was compiled again.
     """
 
     pack: str
-    key: str
+    trust: bytes
     directory: str
     again: bool = False
 
@@ -135,7 +135,7 @@ def _asked(
 
 
 def install(
-    pack: Pack, selector: str, directory: Path, *, key_file: Path | None = None, opener: str = ""
+    pack: Pack, selector: str, directory: Path, *, opener: str = ""
 ) -> tuple[PackDeviceOpened, Installed]:
     """Put what a pack has for a device into a cache directory, merged with what is there.
 
@@ -143,20 +143,19 @@ def install(
         pack: The pack.
         selector: Which device, as `open_device` takes it.
         directory: The cache directory.
-        key_file: The key that the pack was opened with; None where nothing proves it.
         opener: As in `TrialLimits`.
 
     Returns:
         The device, and what became of it.
 
     Raises:
-        PackError: What the pack has for the device is damaged, not signed with the key, or not kept by the
-            driver. Nothing was written.
+        PackError: What the pack has for the device is damaged, or not kept by the driver. Nothing was
+            written.
         DeviceError: The device does not open, or the driver died of the cache.
         SaveError: The cache file could not be written.
     """
-    key = "" if key_file is None else str(key_file.absolute())
-    request = Install(str(pack.directory.absolute()), key, str(directory.absolute()))
+    trust = b"" if pack.trust is None else pack.trust.raw
+    request = Install(str(pack.directory.absolute()), trust, str(directory.absolute()))
     with pack_driver(selector, opener) as driver:
         done = driver.ask(request, f"installing the cache for {driver.device.device_name}")
         assert isinstance(done, Installed)  # noqa: S101 - what the service answers

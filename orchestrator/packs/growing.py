@@ -12,7 +12,7 @@ import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 from attrs import define, field
@@ -28,7 +28,7 @@ from orchestrator.run.records import CompileReport, OutcomeStatus, plain_text
 from orchestrator.stores.binary_export import device_export, join_exports, prove_export
 from orchestrator.stores.binary_store import BinaryStore, StoreError
 from orchestrator.stores.cache_file import LoadStatus, cache_path
-from orchestrator.stores.files.atomic_file import MacKey, SaveError, content_hash128
+from orchestrator.stores.files.atomic_file import SaveError, content_hash128
 from orchestrator.stores.pack import (
     BINARIES_SUFFIX,
     LeftOut,
@@ -47,6 +47,9 @@ from orchestrator.stores.pack import (
 )
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.supervise.targets import Expected, TargetResult
+
+if TYPE_CHECKING:
+    from orchestrator.stores.signing import SigningKey
 
 _PROBLEM: Final = 2000
 _PATHS: Final = re.compile(r"(?<=\.foz)(?:, | \+ )")  # between the archives of a set, and of a sum of reports
@@ -148,11 +151,11 @@ class GrowingPack:
     _lock: threading.Lock = field(factory=threading.Lock)
 
     @classmethod
-    def begin(cls, directory: Path, key: MacKey | None, selectors: Sequence[str]) -> Self:
+    def begin(cls, directory: Path, key: SigningKey | None, selectors: Sequence[str]) -> Self:
         """Begin with what is in a directory, which is created where it is missing.
 
         Raises:
-            PackError: Others may write it, or its manifest is damaged, or not signed with the key.
+            PackError: Others may write it, or its manifest is damaged, or not signed with this key.
             SaveError: It cannot be written.
         """
         writer = PackWriter(directory, key)
@@ -165,7 +168,7 @@ class GrowingPack:
 
     @classmethod
     @contextmanager
-    def writing(cls, directory: Path, key: MacKey | None, selectors: Sequence[str]) -> Iterator[Self]:
+    def writing(cls, directory: Path, key: SigningKey | None, selectors: Sequence[str]) -> Iterator[Self]:
         """`begin`, as the only process that writes the pack during the block.
 
         Raises:
@@ -331,7 +334,7 @@ class GrowingPack:
         if content == self.writer.content(cache_file):
             return True
         path, place = self.writer.directory / before.cache.name, cache_file.parent
-        request = Install(str(self.writer.directory.absolute()), "", str(place.absolute()), again=True)
+        request = Install(str(self.writer.directory.absolute()), b"", str(place.absolute()), again=True)
         why = ""
         try:
             with pack_driver(selector) as driver:
@@ -371,15 +374,15 @@ class GrowingPack:
         return True
 
 
-def _earlier(directory: Path, key: MacKey | None) -> Pack:
+def _earlier(directory: Path, key: SigningKey | None) -> Pack:
     """The pack that is there, or an empty one."""
     if not is_pack(directory):
-        return Pack(directory, manifest_of(()), key)
+        return Pack(directory, manifest_of(()))
     earlier = Pack.open(directory)
     if key is not None and not earlier.signed:
         why = "the pack is not signed, and nothing proves what a signature would be for"
-        raise PackError(directory, why, "leave --key out; or name another --out")
+        raise PackError(directory, why, "leave --sign out; or name another --out")
     if earlier.signed and key is None:
         why = "the pack is signed, and what is written now would not be"
-        raise PackError(directory, why, "name its key with --key")
-    return Pack.open(directory, key)
+        raise PackError(directory, why, "name its key with --sign")
+    return earlier if key is None else Pack.open(directory, key.public)

@@ -12,14 +12,14 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 from msgspec.structs import replace
 
 from orchestrator.packs.driver import Join, pack_driver
 from orchestrator.stores.binary_export import join_exports, prove_export
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, MacKey, SaveError, likely_cause
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, SaveError, likely_cause
 from orchestrator.stores.files.writer_lock import lock_path
 from orchestrator.stores.pack import (
     MANIFEST,
@@ -33,6 +33,9 @@ from orchestrator.stores.pack import (
     manifest_of,
 )
 from orchestrator.stores.profile_file import ProfileIdentity
+
+if TYPE_CHECKING:
+    from orchestrator.stores.signing import SigningKey
 
 _ANOTHER: Final = "name a directory that is empty or not there"
 
@@ -53,16 +56,16 @@ def join_packs(
     packs: Sequence[Pack],
     output: Path,
     *,
-    key_file: Path | None = None,
+    key: SigningKey | None = None,
     on_target: Callable[[PackTarget], None] = lambda _: None,
     opener: str = "",
 ) -> list[JoinedTarget]:
     """Join packs: targets of all of them, caches of one device merged into one by its driver, and binaries.
 
     Args:
-        packs: The packs, opened with the key, one or more.
+        packs: The packs, one or more.
         output: The pack to write; a directory that is empty or not there.
-        key_file: Signs what is written, with the key that the packs were opened with.
+        key: Signs what is written.
         on_target: Called before the caches of a target are joined.
         opener: As in `TrialLimits`.
 
@@ -84,17 +87,17 @@ def join_packs(
     for pack in packs:
         for path, reason in pack.problems():
             raise PackError(path, reason, f"leave {pack.directory} out, or make it again")
-    with _made_at(place, None if key_file is None else MacKey.read(key_file)) as writer:
+    with _made_at(place, key) as writer:
         joined = []
         for group in groups:
             on_target(group[0][1])
-            joined.append(_join(group, writer, key_file, opener))
+            joined.append(_join(group, writer, opener))
         writer.finish(manifest_of([each.target for each in joined]))
     return joined
 
 
 @contextmanager
-def _made_at(place: Path, key: MacKey | None) -> Iterator[PackWriter]:
+def _made_at(place: Path, key: SigningKey | None) -> Iterator[PackWriter]:
     """Writes a pack beside its place, and moves it there once the block has ended."""
     writer = PackWriter(place.with_name(f".{place.name}.merging"), key)
     with writer.alone("name another directory"):
@@ -159,16 +162,16 @@ def _having(group: list[_Target], kind: Callable[[PackTarget], PackedFile | None
     found: dict[str, _Target] = {}
     for pack, target in group:
         if (file := kind(target)) is not None:
-            found.setdefault(file.xxh3_128, (pack, target))
+            found.setdefault(file.sha256, (pack, target))
     return list(found.values())
 
 
-def _join(group: list[_Target], writer: PackWriter, key_file: Path | None, opener: str) -> JoinedTarget:
+def _join(group: list[_Target], writer: PackWriter, opener: str) -> JoinedTarget:
     caches = _having(group, lambda target: target.cache)
     binaries = _having(group, lambda target: target.binaries)
     files: tuple[PackedFile, ...] = ()
     if len(caches) > 1:
-        files = _merged(caches, writer, key_file, opener)
+        files = _merged(caches, writer, opener)
     elif caches or binaries:
         pack, target = (caches or binaries)[0]
         others = (each for each in target.files if each != target.binaries)
@@ -194,9 +197,7 @@ def _join(group: list[_Target], writer: PackWriter, key_file: Path | None, opene
     return JoinedTarget(joined, packs, merged=len(caches) > 1)
 
 
-def _merged(
-    caches: Sequence[_Target], writer: PackWriter, key_file: Path | None, opener: str
-) -> tuple[PackedFile, ...]:
+def _merged(caches: Sequence[_Target], writer: PackWriter, opener: str) -> tuple[PackedFile, ...]:
     pack, target = caches[0]
     assert target.identity is not None  # noqa: S101 - a target with files has one
     assert target.cache is not None  # noqa: S101 - each has one
@@ -210,7 +211,7 @@ def _merged(
             )
         request = Join(
             packs=tuple(str(each.directory.absolute()) for each, _ in caches),
-            key="" if key_file is None or pack.key is None else str(key_file.absolute()),
+            trust=b"" if pack.trust is None else pack.trust.raw,
             identity=target.identity,
             directory=str(writer.directory),
         )

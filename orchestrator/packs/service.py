@@ -35,7 +35,7 @@ from orchestrator.stores.cache_file import (
     save_cache_file,
     save_merged,
 )
-from orchestrator.stores.files.atomic_file import MacKey, SaveError
+from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.pack import Pack, PackError, PackNotes, PackTarget
 from orchestrator.stores.profile_file import ProfileIdentity
 
@@ -75,15 +75,19 @@ def _sent(error: OrchestratorError) -> SentError:
     return SentError.of(error)
 
 
-def _pack(path: str, key: str) -> Pack:
-    return Pack.open(Path(path), MacKey.read(Path(key)) if key else None)
+def _pack(path: str, trust: bytes) -> Pack:
+    if not trust:
+        return Pack.open(Path(path))
+    from orchestrator.stores.signing import PublicKey
+
+    return Pack.open(Path(path), PublicKey(trust))
 
 
 def _join(device: Device, request: Join) -> Joined:
     path = cache_path(Path(request.directory), device.identity)
     loaded = []
     for each in request.packs:
-        pack = _pack(each, request.key)
+        pack = _pack(each, request.trust)
         target = pack.manifest.target_of(request.identity)
         if target is None or target.cache is None:
             raise PackError(pack.directory, "it was changed meanwhile", "try again")
@@ -100,7 +104,7 @@ def _join(device: Device, request: Join) -> Joined:
 
 
 def _install(device: Device, request: Install) -> Installed:
-    pack = _pack(request.pack, request.key)
+    pack = _pack(request.pack, request.trust)
     target = pack.manifest.target_of(ProfileIdentity.of(device.identity))
     path = cache_path(Path(request.directory), device.identity)
     if target is None:

@@ -1,9 +1,9 @@
 r"""Exports of binaries: what a store holds, as one file for others of a team.
 
-    head     8 bytes magic "\x89OPCB\r\n\x1a" · u32 version = 2 · u32 zero, little-endian
+    head     8 bytes magic "\x89OPCB\r\n\x1a" · u32 version = 3 · u32 zero, little-endian
     frame    u32 length · one MessagePack array (repeated): a generation; a binary; a pipeline of the last
              generation, whose binaries stood before it; at the end the number of each
-    proof    u32 length · MAC (mac.py, purpose "binaries") of the BLAKE2b of all before, or nothing
+    proof    u32 length · Ed25519 signature (purpose "binaries") of the BLAKE2b of all before, or nothing
 
 Nothing of an export is used before all of it was proven; what does not fit is an error that says where.
 """
@@ -18,7 +18,7 @@ from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from attrs import field, frozen
@@ -27,13 +27,16 @@ from msgspec.msgpack import encode
 from orchestrator.devices.binary_data import PipelineBinary
 from orchestrator.errors import OrchestratorError
 from orchestrator.stores.binary_store import BinaryStore, Generation, PutReport, StoredPipeline
-from orchestrator.stores.files.atomic_file import MacKey, content_hash128, read_capped, write_atomically
+from orchestrator.stores.files.atomic_file import content_hash128, read_capped, write_atomically
 from orchestrator.stores.profile_file import ProfileIdentity
+
+if TYPE_CHECKING:
+    from orchestrator.stores.signing import PublicKey, SigningKey
 
 EXPORT_MAGIC: Final = b"\x89OPCB\r\n\x1a"
 _HEAD: Final = struct.Struct("<8sII")
 _LENGTH: Final = struct.Struct("<I")
-_VERSION: Final = 2
+_VERSION: Final = 3
 _PURPOSE: Final = "binaries"
 _CAP: Final = 4 << 30
 _MOST_BINARY: Final = 64 << 20
@@ -97,7 +100,7 @@ _Held = Iterable[tuple[Generation, Iterable[StoredPipeline]]]
 class ExchangeReport(msgspec.Struct, frozen=True):
     """What was exported or imported: different binaries, pipelines, bytes of the file.
 
-    `signed`: whether it has a MAC; of an import, whether that was checked. `put`: what the import did.
+    `signed`: whether it has a signature; of an import, whether that was checked. `put`: what the import did.
     """
 
     binaries: int
@@ -110,7 +113,7 @@ class ExchangeReport(msgspec.Struct, frozen=True):
 # --- writing
 
 
-def export_binaries(store: BinaryStore, path: Path, key: MacKey | None = None) -> ExchangeReport:
+def export_binaries(store: BinaryStore, path: Path, key: SigningKey | None = None) -> ExchangeReport:
     """Write all that a store holds into a file, atomically; signed where there is a key. Blocking.
 
     Raises:
@@ -148,13 +151,13 @@ def join_exports(exports: Sequence[tuple[Path, bytes]]) -> bytes:
     )
 
 
-def _encoded(held: _Held, key: MacKey | None = None, count: _End | None = None) -> Iterator[bytes]:
+def _encoded(held: _Held, key: SigningKey | None = None, count: _End | None = None) -> Iterator[bytes]:
     """An export in parts; `count` gets the numbers of what is in it."""
     digest = hashlib.blake2b()
     for part in _frames_of(held, _End() if count is None else count):
         digest.update(part)
         yield part
-    proof = b"" if key is None else key.sign(_PURPOSE, [digest.digest()])
+    proof = b"" if key is None else key.sign(_PURPOSE, digest.digest())
     yield _LENGTH.pack(len(proof)) + proof
 
 
@@ -195,7 +198,7 @@ def _binary(name: bytes, data: bytes, *, deflate: bool) -> _Binary:
 
 @frozen
 class ProvenExport:
-    """An export that is whole; whether it has a MAC, and whether that was checked."""
+    """An export that is whole; whether it has a signature, and whether that was checked."""
 
     signed: bool
     checked: bool
@@ -256,7 +259,7 @@ class ProvenExport:
 def import_binaries(
     store: BinaryStore,
     path: Path,
-    key: MacKey | None = None,
+    trust: PublicKey | None = None,
     *,
     content: bytes | None = None,
     unsigned: bool = False,
@@ -267,7 +270,7 @@ def import_binaries(
         StoreError: The store cannot be written; what was committed before stays.
     """
     content = read_capped(path, _CAP) if content is None else content
-    proven = prove_export(path, content, key, unsigned=unsigned)
+    proven = prove_export(path, content, trust, unsigned=unsigned)
     put = PutReport()
     batch: list[StoredPipeline] = []
     for about, pipelines in groupby(proven.stored(), key=itemgetter(0)):
@@ -280,18 +283,18 @@ def import_binaries(
 
 
 def prove_export(
-    path: Path, content: bytes | None = None, key: MacKey | None = None, *, unsigned: bool = True
+    path: Path, content: bytes | None = None, trust: PublicKey | None = None, *, unsigned: bool = True
 ) -> ProvenExport:
-    """Prove an export whole, and its signature where there is a key.
+    """Prove an export whole, and its signature where a key is trusted.
 
     Args:
         path: What messages call it.
         content: The export; None: what the file holds.
-        key: The team's key.
-        unsigned: Take one that nobody signed, or whose MAC cannot be checked for want of a key.
+        trust: Whose signature it must have.
+        unsigned: Take one that nobody signed, or whose signature cannot be checked for want of a key.
 
     Raises:
-        BinaryExportError: It is no export, damaged, signed with another key, or not signed at all.
+        BinaryExportError: It is no export, damaged, signed by another key, or not signed at all.
         ReadError: The file cannot be read.
     """
     view = memoryview(read_capped(path, _CAP) if content is None else content)
@@ -300,7 +303,7 @@ def prove_export(
         raise BinaryExportError(path, len(view), "it is cut")
     at, proof = frames.pop()
     end: _End | None = None
-    checked = _check_proof(path, view, at, bytes(proof), key, unsigned=unsigned)
+    checked = _check_proof(path, view, at, bytes(proof), trust, unsigned=unsigned)
     proven = ProvenExport(bool(proof), checked)
     for start, frame in frames:
         try:
@@ -322,7 +325,7 @@ def _frames(path: Path, content: memoryview) -> Iterator[tuple[int, memoryview]]
     if len(content) < _HEAD.size or (head := _HEAD.unpack_from(content))[0] != EXPORT_MAGIC:
         raise BinaryExportError(path, 0, "it is no export of binaries")
     if head[1:] != (_VERSION, 0):
-        step = "export it again with this version"
+        step = "export it again with this version, and sign it again"
         raise BinaryExportError(path, 8, f"it has version {head[1]}; this program reads {_VERSION}", step)
     at = _HEAD.size
     while at < len(content):
@@ -335,18 +338,18 @@ def _frames(path: Path, content: memoryview) -> Iterator[tuple[int, memoryview]]
 
 
 def _check_proof(
-    path: Path, content: memoryview, start: int, proof: bytes, key: MacKey | None, *, unsigned: bool
+    path: Path, content: memoryview, start: int, proof: bytes, trust: PublicKey | None, *, unsigned: bool
 ) -> bool:
-    """Whether the MAC was checked."""
-    if key is not None and proof:
-        if not key.proves(proof, _PURPOSE, [hashlib.blake2b(content[: start - _LENGTH.size]).digest()]):
-            why = "its MAC is not of this key: it was signed with another one, or changed since"
+    """Whether the signature was checked."""
+    if trust is not None and proof:
+        if not trust.proves(proof, _PURPOSE, hashlib.blake2b(content[: start - _LENGTH.size]).digest()):
+            why = "it was not signed by the trusted key, or was changed since"
             raise BinaryExportError(path, start, why)
         return True
     if unsigned:
         return False
     if proof:
-        step = "name its key with --key, or take it as it is with --unsigned"
-        raise BinaryExportError(path, start, "it is signed, and no key was given to check that", step)
-    step = "take it as it is with --unsigned, or have it signed: `binaries export --key FILE`"
+        step = "name the public key of who signed it with --trust, or take it as it is with --unsigned"
+        raise BinaryExportError(path, start, "it is signed, and no public key was given to check that", step)
+    step = "take it as it is with --unsigned, or have it signed: `binaries export --sign KEY`"
     raise BinaryExportError(path, start, "nobody signed it", step)

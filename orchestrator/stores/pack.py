@@ -1,24 +1,26 @@
 """Packs: a directory of cache files for several devices, with a manifest that proves and explains them.
 
     PACK/
-      manifest.json          targets, their files with size and hash, what was left out and why; its MAC
+      manifest.json          targets, their files with size and hash, what was left out and why; its signature
       NAME.pipeline-cache    a cache file
       NAME.notes             compile times, what the cache file was made for, which pipelines it holds
       NAME.binaries          pipeline binaries of the device; see `binary_export`
 
-Hashes find accidents; with a key the manifest has a MAC, and names a keyed digest of each file. Names of
-files are plain names of known kinds, and links are refused, so nothing outside of the directory is read or
-written. The manifest is written last; until then `problems` tells which files differ from the older one.
+The manifest names each file by its SHA-256, and a signature is over the manifest, so it covers all of them.
+Names of files are plain names of known kinds, and links are refused, so nothing outside of the directory is
+read or written. The manifest is written last; until then `problems` tells which files differ from the older
+one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
-from typing import Annotated, Final, Self
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import msgspec
 import numpy as np
@@ -38,12 +40,10 @@ from orchestrator.stores.cache_file import (
 )
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
-    MacKey,
     MissingFileError,
     ReadError,
     SaveError,
     check_directory,
-    content_hash128,
     ensure_directory,
     likely_cause,
     read_capped,
@@ -74,7 +74,10 @@ from orchestrator.stores.run_notes import (
 from orchestrator.stores.state import STATE_NAME
 from orchestrator.version import VERSION
 
-FORMAT: Final = 2
+if TYPE_CHECKING:
+    from orchestrator.stores.signing import PublicKey, SigningKey
+
+FORMAT: Final = 3
 MANIFEST: Final = "manifest.json"
 NOTES_SUFFIX: Final = ".notes"
 BINARIES_SUFFIX: Final = ".binaries"
@@ -84,9 +87,8 @@ _SUFFIXES: Final = (CACHE_FILE_SUFFIX, NOTES_SUFFIX, BINARIES_SUFFIX)
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,160}")
 _WHAT: Final = "orchestrator pack"
 _CAP: Final = 64 << 20
-_UNSIGNED: Final = "0" * 64  # in place of the MAC, while it is computed
-_SIGNS_MANIFEST: Final = "pack manifest"
-_SIGNS_FILE: Final = "pack file"
+_UNSIGNED: Final = "0" * 128  # in place of the signature, while it is computed
+_PURPOSE: Final = "pack"
 _ACCESS: Final = "check who owns it, and its mode (`ls -ld`); or name another directory"
 _REMAKE: Final = "copy the pack again, or remove this file and run its compile again: it uses the rest"
 _NAME_ONE: Final = "name a directory that `orchestrator compile --out` wrote to its end"
@@ -94,9 +96,9 @@ _NAME_ONE: Final = "name a directory that `orchestrator compile --out` wrote to 
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 _Ordinal = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
-_Hash128 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+_Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 _Key = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
-_Mac = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")]
+_Signature = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{128})?$")]
 
 
 class PackError(OrchestratorError):
@@ -143,15 +145,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a pack, with its hash and, where the pack is signed, its keyed digest.
-
-    `pipelines` is how many different pipelines it holds; 0 where that is not known.
-    """
+    """A file of a pack; `pipelines` is how many different ones it holds, 0 where that is not known."""
 
     name: Annotated[str, msgspec.Meta(max_length=200)]
     size: _Count
-    xxh3_128: _Hash128
-    mac: _Mac = ""
+    sha256: _Sha256
     pipelines: _Count = 0
 
 
@@ -212,14 +210,21 @@ class PackTarget(msgspec.Struct, frozen=True, kw_only=True):
         return len({key for each in left_out for key in each.keys})
 
 
-class PackManifest(msgspec.Struct, frozen=True, kw_only=True):
+class _Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What manifests of all formats have."""
+
+    what: str = ""  # tells it from other JSON
+    format: int = 0
+    orchestrator: _Text = ""  # version of this program
+
+
+class PackManifest(_Head, frozen=True, kw_only=True):
     """What a pack says of itself."""
 
-    what: str = _WHAT  # tells it from other JSON
+    what: str = _WHAT
     format: int = FORMAT
-    mac: _Mac = ""  # computed with zeros in its place; "" where the pack is not signed
+    signature: _Signature = ""  # of all else, with zeros in its place; "" where the pack is not signed
     made_at: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # seconds since 1970
-    orchestrator: _Text = ""  # version of this program
     targets: Annotated[tuple[PackTarget, ...], msgspec.Meta(max_length=4096)] = ()
 
     @property
@@ -357,25 +362,24 @@ class Pack:
 
     directory: Path  # where it is
     manifest: PackManifest  # what it says of itself
-    # the key with which its manifest was proven, and with which its files are; None: nothing proves where it
-    # comes from
-    key: MacKey | None = None
+    trust: PublicKey | None = None  # what proved its manifest; None: nothing proves where it comes from
 
     @classmethod
-    def open(cls, directory: Path, key: MacKey | None = None) -> Pack:
+    def open(cls, directory: Path, trust: PublicKey | None = None) -> Pack:
         """Read a pack's manifest.
 
         Args:
             directory: The pack.
-            key: The key with which it must be signed; None takes any pack and proves nothing.
+            trust: Whose signature it must have; None takes any pack and proves nothing.
 
         Raises:
             PackError: There is no manifest, it is damaged, of another format, or names files that a pack may
-                not have; or it is not signed with the key.
+                not have; or it is not signed by the trusted key.
         """
         path = directory / MANIFEST
         try:
             content = read_capped(path, _CAP)
+            _check_head(path, msgspec.json.decode(content, type=_Head))
             manifest = msgspec.json.decode(content, type=PackManifest)
         except ReadError as error:
             if (why := _no_pack(directory)) is not None:
@@ -384,26 +388,22 @@ class Pack:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise PackError(path, f"it is damaged: {error}", _REMAKE) from None
         _check_manifest(path, manifest)
-        if key is not None:
-            if not manifest.mac:
-                raise PackError(directory, "the pack is not signed", "have it made with --key")
-            signed = content.replace(manifest.mac.encode(), _UNSIGNED.encode(), 1)
-            if not key.proves(bytes.fromhex(manifest.mac), _SIGNS_MANIFEST, [signed]):
-                why = "it was not signed with this key, or was changed since"
-                raise PackError(path, why, "check that --key names the key file that the pack was made with")
-        return cls(directory, manifest, key)
+        if trust is not None:
+            if not manifest.signature:
+                raise PackError(directory, "the pack is not signed", "have it made with --sign")
+            signed = content.replace(manifest.signature.encode(), _UNSIGNED.encode(), 1)
+            if not trust.proves(bytes.fromhex(manifest.signature), _PURPOSE, signed):
+                why = "it was not signed by the trusted key, or was changed since"
+                raise PackError(path, why, "check that --trust names the public key of who made the pack")
+        return cls(directory, manifest, trust)
 
     @property
     def signed(self) -> bool:
-        """Whether it has a MAC, which may be a wrong one."""
-        return bool(self.manifest.mac)
+        """Whether it has a signature, which may be a wrong one."""
+        return bool(self.manifest.signature)
 
     def read(self, file: PackedFile) -> bytes:
-        """The content of a file, proven by size and hash, and by its MAC where the pack is proven.
-
-        Raises:
-            PackError: It is missing, damaged, or not signed with the key.
-        """
+        """The content of a file, proven by size and hash; raises PackError where it is missing or damaged."""
         path = self.directory / file.name
         try:
             content = read_capped(path, DEFAULT_CAP)
@@ -411,12 +411,8 @@ class Pack:
             raise PackError(path, error.reason) from None
         if len(content) != file.size:
             raise PackError(path, f"it is damaged: {len(content)} bytes, and the manifest says {file.size}")
-        if (found := content_hash128(content).hex()) != file.xxh3_128:
-            why = f"it is damaged: its hash is {found}, and the manifest says {file.xxh3_128}"
-            raise PackError(path, why)
-        signed = _signed_parts(file.name, content)
-        if self.key is not None and not self.key.proves(bytes.fromhex(file.mac), _SIGNS_FILE, signed):
-            raise PackError(path, "it is not what was signed with this key", "ask who made the pack")
+        if (found := hashlib.sha256(content).hexdigest()) != file.sha256:
+            raise PackError(path, f"it is damaged: its hash is {found}, and the manifest says {file.sha256}")
         return content
 
     def read_cache(self, target: PackTarget) -> bytes:
@@ -495,13 +491,16 @@ def _require_same(path: Path, target: PackTarget, found: ProfileIdentity) -> Non
         raise PackError(path, f"it is of another device than its target {target.name}: {said}")
 
 
+def _check_head(path: Path, head: _Head) -> None:
+    if head.what != _WHAT:
+        raise PackError(path, f"it is the manifest of something else: {head.what[:40]!r}", _NAME_ONE)
+    if head.format != FORMAT:
+        by = f" (orchestrator {shown(head.orchestrator)} made it)" if head.orchestrator else ""
+        said = f"it has format {head.format}, and this version reads {FORMAT}{by}"
+        raise PackError(path, said, "make the pack again with this version, and sign it again")
+
+
 def _check_manifest(path: Path, manifest: PackManifest) -> None:
-    if manifest.what != _WHAT:
-        raise PackError(path, f"it is the manifest of something else: {manifest.what[:40]!r}", _NAME_ONE)
-    if manifest.format != FORMAT:
-        by = f" (orchestrator {shown(manifest.orchestrator)} made it)" if manifest.orchestrator else ""
-        said = f"it has format {manifest.format}, and this version reads {FORMAT}{by}"
-        raise PackError(path, said, "use that version, or make the pack again with this one")
     names: set[str] = set()
     identities: set[ProfileIdentity | None] = set()
     for target in manifest.targets:
@@ -530,11 +529,6 @@ def refuse_name(name: str) -> str:
     return f"is of no kind that a pack has ({', '.join(_SUFFIXES)})"
 
 
-def _signed_parts(name: str, content: bytes) -> tuple[bytes, ...]:
-    encoded = name.encode()
-    return len(encoded).to_bytes(8, "little"), encoded, content
-
-
 def sweep_pack(directory: Path, *, dry_run: bool = False) -> SweepReport:
     """As `sweep_directory`, of what only packs have; raises SaveError."""
     writer = PackWriter(directory)
@@ -554,7 +548,7 @@ class PackWriter:
     """
 
     directory: Path  # created, mode 0700, where it is missing
-    key: MacKey | None = None  # what it is signed with; None: it is not
+    key: SigningKey | None = None  # what it is signed with; None: it is not
 
     def prepare(self) -> None:
         """Create the directory, and refuse one that others may write."""
@@ -615,21 +609,20 @@ class PackWriter:
         if there != content:
             ensure_directory(self.directory)
             write_atomically(path, [content])
-        mac = "" if self.key is None else self.key.sign(_SIGNS_FILE, _signed_parts(name, content)).hex()
-        found = content_hash128(content).hex()
-        return PackedFile(name=name, size=len(content), xxh3_128=found, mac=mac, pipelines=pipelines)
+        found = hashlib.sha256(content).hexdigest()
+        return PackedFile(name=name, size=len(content), sha256=found, pipelines=pipelines)
 
     def finish(self, manifest: PackManifest) -> None:
         """Write the manifest; then remove previous generations of its cache files, which nobody needs."""
         path = self.directory / MANIFEST
-        manifest = replace(manifest, mac="" if self.key is None else _UNSIGNED)
+        manifest = replace(manifest, signature="" if self.key is None else _UNSIGNED)
         content = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
         if len(content) > _CAP:
             raise PackError(path, f"it would have {len(content)} bytes, more than {_CAP}")
         _check_manifest(path, msgspec.json.decode(content, type=PackManifest))
         if self.key is not None:
-            mac = self.key.sign(_SIGNS_MANIFEST, [content]).hex()
-            content = content.replace(_UNSIGNED.encode(), mac.encode(), 1)
+            signature = self.key.sign(_PURPOSE, content).hex()
+            content = content.replace(_UNSIGNED.encode(), signature.encode(), 1)
         write_atomically(path, [content])
         for cache in filter(None, (each.cache for each in manifest.targets)):
             previous = previous_path(self.directory / cache.name)

@@ -32,7 +32,7 @@ from tests.hosts.run_host import (
 from tests.processors import one_processor
 from tests.run.small_sets import write_small_set
 from tests.stores.faults.sets import path_in
-from tests.stores.packs import key_file
+from tests.stores.packs import key_file, trust_file
 
 PATTERN = "radv:navi3[13]"
 """Two families."""
@@ -129,7 +129,7 @@ def test_a_device_that_is_not_there_costs_no_other(call: Call, small_set: Path, 
 
 def test_a_second_run_finds_everything_in_the_pack(call: Call, small_set: Path, tmp_path: Path) -> None:
     out, key = tmp_path / "pack", key_file(tmp_path)
-    arguments = ("compile", small_set, "-d", "simulated", "--out", out, "--key", key, "--json")
+    arguments = ("compile", small_set, "-d", "simulated", "--out", out, "--sign", key, "--json")
     first = call(*arguments)
     (target,) = first.document["targets"]
     count = target["report"]["set"]["unique"]
@@ -139,7 +139,7 @@ def test_a_second_run_finds_everything_in_the_pack(call: Call, small_set: Path, 
     (found,) = Pack.open(out).manifest.targets
     assert found.count("created") == count
     assert found.parts[0].set_name == small_set.name
-    assert call("verify", out, "--key", key).code == ExitCode.OK
+    assert call("verify", out, "--trust", trust_file(tmp_path)).code == ExitCode.OK
     # With a directory of its own, the cache file is copied.
     elsewhere = call(
         "compile", small_set, "-d", "simulated", "--out", tmp_path / "two", "--cache-dir", out, "--json"
@@ -191,7 +191,7 @@ def test_a_pack_grows_by_sets_and_targets(call: Call, small_set: Path, tmp_path:
     assert [each.set_name for each in pack.manifest.targets[0].parts] == ["other.foz", "small.foz"]
     assert list(pack.problems()) == []
     # What is there cannot be signed unless it was.
-    refused = call("compile", other, "-d", "simulated", "--out", out, "--key", key_file(tmp_path))
+    refused = call("compile", other, "-d", "simulated", "--out", out, "--sign", key_file(tmp_path))
     assert refused.code == ExitCode.BAD_INPUT
     assert "the pack is not signed" in refused.err
     # A cache file that is not taken any more takes its parts along.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -14,12 +16,11 @@ from orchestrator.devices.simulated import simulated_identity
 from orchestrator.packs import driver
 from orchestrator.packs.growing import GrowingPack
 from orchestrator.stores.cache_file import save_cache_file
-from orchestrator.stores.files.atomic_file import content_hash128
 from orchestrator.stores.files.writer_lock import lock_path
 from orchestrator.stores.pack import MANIFEST
 from tests.cli.conftest import Call, Done, damage
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, UNION, data_of, loaded_keys, path_in
-from tests.stores.packs import KEY, key_file, make_pack, part
+from tests.stores.packs import KEY, key_file, make_pack, part, trust_file
 
 OTHER_DRIVER = simulated_identity(driver_version=2)
 
@@ -40,7 +41,7 @@ def test_a_pack_nobody_vouches_for_is_refused_unless_asked_for(call: Call, tmp_p
     shown = call("install", pack, "--unsigned", *arguments)
     assert "12 pipelines, 1 left out" in shown.out
     assert "nothing is new" in shown.out
-    both = call("install", pack, "--unsigned", "--key", tmp_path / "team.key")
+    both = call("install", pack, "--unsigned", "--trust", tmp_path / "team.pub")
     assert both.code == ExitCode.BAD_INPUT
 
 
@@ -53,8 +54,8 @@ def test_nothing_is_installed_into_a_pack(call: Call, tmp_path: Path) -> None:
 
 
 def test_with_the_key_its_maker_is_proven(call: Call, tmp_path: Path) -> None:
-    pack, key = make_pack(tmp_path / "pack", key=KEY).directory, key_file(tmp_path)
-    arguments = ("-d", "simulated", "--cache-dir", tmp_path / "cache", "--key", key)
+    pack, key = make_pack(tmp_path / "pack", key=KEY).directory, trust_file(tmp_path)
+    arguments = ("-d", "simulated", "--cache-dir", tmp_path / "cache", "--trust", key)
     done = call("install", pack, *arguments, "--json")
     assert done.code == ExitCode.OK
     assert done.document["proven"] is True
@@ -62,7 +63,7 @@ def test_with_the_key_its_maker_is_proven(call: Call, tmp_path: Path) -> None:
     changed = call("install", pack, *arguments, "--json")
     assert changed.code == ExitCode.BAD_INPUT
     assert changed.document["error"]["kind"] == "pack"
-    assert "not signed with this key" in changed.document["error"]["message"]
+    assert "not signed by the trusted key" in changed.document["error"]["message"]
 
 
 def test_a_pack_without_this_device_says_so_and_what_is_nearest(call: Call, tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_a_pack_cannot_have_anything_read_or_written_elsewhere(call: Call, tmp_p
 
 
 def test_verify_proves_a_pack_and_each_file(call: Call, tmp_path: Path) -> None:
-    pack, key = make_pack(tmp_path / "pack", key=KEY), key_file(tmp_path)
+    pack, key = make_pack(tmp_path / "pack", key=KEY), trust_file(tmp_path)
     good = call("verify", pack.directory, "--json")
     assert good.code == ExitCode.OK
     (whole,) = good.document["checked"]
@@ -127,7 +128,7 @@ def test_verify_proves_a_pack_and_each_file(call: Call, tmp_path: Path) -> None:
     assert (whole["signed"], whole["proven"]) == (True, False)
     assert whole["targets"][0]["created"] == 12
     assert whole["files"] == 1
-    assert "signed with this key" in call("verify", pack.directory, "--key", key).out
+    assert "signed by this key" in call("verify", pack.directory, "--trust", key).out
     path = pack.directory / pack.manifest.targets[0].files[0].name
     damage(path)
     bad = call("verify", pack.directory)
@@ -135,21 +136,21 @@ def test_verify_proves_a_pack_and_each_file(call: Call, tmp_path: Path) -> None:
     assert f"{path.name}: it is damaged" in bad.out
     bad = call("inspect", pack.directory, "-d", "simulated")
     assert (bad.code, "offered to  simulated device: has 1 cache for it" in bad.out) == (ExitCode.OK, True)
-    assert call("verify", tmp_path, "--key", key).code == ExitCode.BAD_INPUT
+    assert call("verify", tmp_path, "--trust", key).code == ExitCode.BAD_INPUT
 
 
 def test_what_lies_in_a_pack_beside_it_is_named_and_with_a_key_wrong(call: Call, tmp_path: Path) -> None:
-    pack, key = make_pack(tmp_path / "pack", key=KEY).directory, key_file(tmp_path)
+    pack, key = make_pack(tmp_path / "pack", key=KEY).directory, trust_file(tmp_path)
     for name in ("state.sqlite", "manifest.json.lock"):  # which a compile leaves there
         (pack / name).touch()
-    clean = call("verify", pack, "--key", key)
+    clean = call("verify", pack, "--trust", key)
     assert (clean.code, "not of the pack" in clean.out) == (ExitCode.OK, False)
     (pack / "notes.txt").touch()
     (pack / "link.lock").symlink_to(tmp_path)
     strangers = "link.lock (a symbolic link)", "notes.txt"
     loose = call("verify", pack)
     assert (loose.code, f"not of the pack: {', '.join(strangers)}" in loose.out) == (ExitCode.OK, True)
-    strict = call("verify", pack, "--key", key)
+    strict = call("verify", pack, "--trust", key)
     assert strict.code == ExitCode.BAD_INPUT
     assert all(f"       {each}: not of the pack" in strict.out for each in strangers)
 
@@ -206,7 +207,7 @@ def test_options_of_the_two_merges_do_not_mix(call: Call, tmp_path: Path) -> Non
     file = path_in(pack)
     for arguments in (
         (pack, "-d", "simulated"),
-        (file, "-d", "simulated", "--key", key_file(tmp_path)),
+        (file, "-d", "simulated", "--sign", key_file(tmp_path)),
         (file,),
     ):
         done = call("merge", *arguments, "-o", tmp_path / "out")
@@ -268,8 +269,8 @@ def test_each_fault_of_a_pack_has_its_next_step(call: Call, tmp_path: Path) -> N
         return found["next_step"]
 
     for verb in ("install", "verify"):
-        manifest.write_text(text.replace('"format": 2', '"format": 1'))
-        assert "make the pack again with this one" in step(verb)
+        manifest.write_text(text.replace('"format": 3', '"format": 1'))
+        assert "make the pack again with this version" in step(verb)
         manifest.write_text(text.replace("orchestrator pack", "something else"))
         assert "name a directory that" in step(verb)
         manifest.write_text(text.replace(".pipeline-cache", ".new-kind"))
@@ -280,11 +281,29 @@ def test_each_fault_of_a_pack_has_its_next_step(call: Call, tmp_path: Path) -> N
     # Whole as a file, and not as a cache.
     bad = content[:-1] + bytes([content[-1] ^ 1])
     file.write_bytes(bad)
-    found = content_hash128(bad).hex()
-    manifest.write_text(text.replace(pack.manifest.targets[0].files[0].xxh3_128, found))
+    found = hashlib.sha256(bad).hexdigest()
+    manifest.write_text(text.replace(pack.manifest.targets[0].files[0].sha256, found))
     assert "copy or make the pack again" in step()
     manifest.write_text(text)
     key = key_file(tmp_path)
-    signed = call("compile", "sample", "-d", "simulated", "--out", pack.directory, "--key", key)
+    signed = call("compile", "sample", "-d", "simulated", "--out", pack.directory, "--sign", key)
     assert signed.code == ExitCode.BAD_INPUT
-    assert "leave --key out" in signed.err
+    assert "leave --sign out" in signed.err
+
+
+def test_a_new_pair_of_keys_is_never_written_over_another(call: Call, tmp_path: Path) -> None:
+    done = call("key", "new", tmp_path / "team.key", "--json")
+    assert (done.code, done.document["public"]) == (ExitCode.OK, str(tmp_path / "team.pub"))
+    again = call("key", "new", tmp_path / "team.key")
+    assert (again.code, "no key is replaced" in again.err) == (ExitCode.BAD_INPUT, True)
+
+
+def test_without_the_library_a_signature_says_what_to_install(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "orchestrator.stores.signing")
+    monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
+    done = call("verify", make_pack(tmp_path / "pack").directory, "--trust", trust_file(tmp_path))
+    assert done.code == ExitCode.BAD_INPUT
+    assert "--trust: cryptography is not installed" in done.err
+    assert "pip install 'vulkan-pipeline-orchestrator[sign]'" in done.err

@@ -29,16 +29,17 @@ from orchestrator.sets.subset import WHOLE, Subset
 from orchestrator.stores.binary_export import import_binaries
 from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, save_cache_file, stored_data_hash
-from orchestrator.stores.files.atomic_file import MacKey, SaveError
+from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.pack import Pack, PackError, PackManifest, PackTarget, PackWriter, manifest_of
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.run_notes import CONTENTS, add_contents
+from orchestrator.stores.signing import PublicKey, SigningKey
 from orchestrator.supervise.targets import TargetResult
 from tests.packs import openers
 from tests.packs.openers import OTHER_DRIVER, other_driver
 from tests.run.small_sets import write_small_set
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, UNION, data_of, keys_in, loaded_keys, path_in
-from tests.stores.packs import KEY, key_file, make_pack, part
+from tests.stores.packs import KEY, TRUST, make_pack, part
 from tests.stores.stored import forget
 
 OPENERS = openers.__name__
@@ -75,7 +76,7 @@ def report_of(
 
 
 def grown(
-    place: Path, results: Mapping[str, CompileReport | str | None], key: MacKey | None = None
+    place: Path, results: Mapping[str, CompileReport | str | None], key: SigningKey | None = None
 ) -> PackManifest:
     """Grow a pack by these targets: their reports, why they did not open, or None: not begun."""
     ended = [
@@ -89,7 +90,7 @@ def grown(
     return GrowingPack.begin(place, key, [*results]).finish(ended)
 
 
-def pack_one(place: Path, report: CompileReport, key: MacKey | None = None) -> PackTarget:
+def pack_one(place: Path, report: CompileReport, key: SigningKey | None = None) -> PackTarget:
     (target,) = grown(place, {"simulated": report}, key).targets
     return target
 
@@ -103,8 +104,8 @@ def held(pack: Pack) -> frozenset[int]:
     return keys_in(pack.read_cache(one)[PREFIX_HEADER_SIZE:])
 
 
-def states(pack: Path, key: MacKey | None = None) -> dict[str, tuple[bool, str]]:
-    opened = Pack.open(pack, key)
+def states(pack: Path, trust: PublicKey | None = None) -> dict[str, tuple[bool, str]]:
+    opened = Pack.open(pack, trust)
     assert list(opened.problems()) == []
     return {each.selector: (each.cache is not None, each.problem) for each in opened.manifest.targets}
 
@@ -120,7 +121,7 @@ def test_a_pack_has_at_every_moment_what_was_finished(tmp_path: Path) -> None:
         return TargetResult(selector, report_of(place, opener=opener))
 
     def there() -> dict[str, tuple[bool, str]]:
-        return states(place, KEY)
+        return states(place, TRUST)
 
     pack = GrowingPack.begin(place, KEY, selectors)
     assert there() == dict.fromkeys(selectors, UNFINISHED)
@@ -138,7 +139,7 @@ def test_a_pack_has_at_every_moment_what_was_finished(tmp_path: Path) -> None:
     gone = TargetResult("gone", error=DeviceError("it is not here"))
     manifest = pack.finish([again, gone])
     assert there() == {"simulated": (True, ""), "other": (True, ""), "gone": (False, "it is not here")}
-    assert manifest.targets == Pack.open(place, KEY).manifest.targets
+    assert manifest.targets == Pack.open(place, TRUST).manifest.targets
     # One that does not open this time stays what it was, and so does one that is not asked for.
     pack = GrowingPack.begin(place, KEY, ["simulated"])
     stays = {"other": (True, ""), "gone": (False, "it is not here")}
@@ -189,7 +190,7 @@ def test_a_file_that_is_not_what_it_was_costs_its_target_alone(tmp_path: Path) -
 def packed_binaries(directory: Path, keys: Collection[int] = ()) -> Pack:
     place = directory.with_name(f"{directory.name}-cache")
     pack_one(directory, report_of(place, keys, mode=CacheMode.BINARIES), KEY)
-    return Pack.open(directory, KEY)
+    return Pack.open(directory, TRUST)
 
 
 def binaries_in(pack: Pack, place: Path) -> set[bytes]:
@@ -204,9 +205,9 @@ def binaries_in(pack: Pack, place: Path) -> set[bytes]:
 def test_binaries_are_packed_joined_and_installed(tmp_path: Path) -> None:
     one = packed_binaries(tmp_path / "one", KEYS[:5])
     two = packed_binaries(tmp_path / "two", KEYS[3:])
-    (joined,) = join_packs([one, two], tmp_path / "all", key_file=key_file(tmp_path))
+    (joined,) = join_packs([one, two], tmp_path / "all", key=KEY)
     assert (joined.merged, joined.packs) == (False, (one.directory, two.directory))
-    pack = Pack.open(tmp_path / "all", KEY)
+    pack = Pack.open(tmp_path / "all", TRUST)
     assert list(pack.problems()) == []
     suffixes = {each.name.rpartition(".")[2] for each in pack.manifest.targets[0].files}
     assert suffixes == {"binaries", "notes"}
@@ -215,15 +216,15 @@ def test_binaries_are_packed_joined_and_installed(tmp_path: Path) -> None:
     assert found[1] - found[0]
     assert found[2] == found[0] | found[1]
     player = tmp_path / "player"
-    done = installed(pack, player, key_file=key_file(tmp_path))
+    done = installed(pack, player)
     assert (done.target, done.binaries, done.saved_bytes) == (0, len(found[2]), 0)
     assert done.binaries_new > 0
-    assert installed(pack, player, key_file=key_file(tmp_path)).binaries_new == 0
+    assert installed(pack, player).binaries_new == 0
     # What is compiled into a pack that has binaries already is added to them.
     target = pack_one(tmp_path / "all", report_of(tmp_path / "all"), KEY)
     assert target.cache is not None
     assert target.binaries == pack.manifest.targets[0].binaries
-    assert list(Pack.open(tmp_path / "all", KEY).problems()) == []
+    assert list(Pack.open(tmp_path / "all", TRUST).problems()) == []
 
 
 def test_damaged_and_foreign_binaries_are_refused(tmp_path: Path) -> None:
@@ -482,25 +483,22 @@ def test_of_two_merges_to_one_place_one_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_merge_that_failed_or_was_killed_can_be_run_again(tmp_path: Path) -> None:
-    key, packs = (
-        key_file(tmp_path),
-        [make_pack(tmp_path / "one", OLD, KEY), make_pack(tmp_path / "two", OURS, KEY)],
-    )
+    packs = [make_pack(tmp_path / "one", OLD, KEY), make_pack(tmp_path / "two", OURS, KEY)]
     left = tmp_path / ".all.merging"
     with pytest.raises(DeviceError):
         join_packs(packs, tmp_path / "all", opener=f"{OPENERS}:dying_driver")
     left.mkdir(mode=0o700)
     (left / "x.binaries").write_bytes(b"a part")
-    join_packs(packs, tmp_path / "all", key_file=key)
+    join_packs(packs, tmp_path / "all", key=KEY)
     assert not left.exists()
-    pack = Pack.open(tmp_path / "all", KEY)
+    pack = Pack.open(tmp_path / "all", TRUST)
     assert pack.strays() == ["manifest.json.lock"]
     assert held(pack) == UNION
     with pytest.raises(PackError):
-        Pack.open(tmp_path / "all", MacKey.of(bytes(32)))
+        Pack.open(tmp_path / "all", SigningKey().public)
     GrowingPack.begin(packs[0].directory, KEY, ["simulated"])  # what is not finished is not joined
-    unfinished = Pack.open(packs[0].directory, KEY)
-    join_packs([unfinished, packs[1]], tmp_path / "finished", key_file=key)
+    unfinished = Pack.open(packs[0].directory, TRUST)
+    join_packs([unfinished, packs[1]], tmp_path / "finished", key=KEY)
     assert held(Pack.open(tmp_path / "finished")) == OURS
 
 

@@ -8,21 +8,26 @@ from pathlib import Path
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import cache_path, save_cache_file
-from orchestrator.stores.files.atomic_file import MacKey
 from orchestrator.stores.pack import LeftOut, Pack, PackManifest, PackTarget, PackWriter, Part
 from orchestrator.stores.profile_file import ProfileIdentity
+from orchestrator.stores.signing import SigningKey
 from tests.stores.faults.sets import IDENTITY, OLD, Keys, data_of
 
-KEY_BYTES = bytes(range(64, 96))
-KEY = MacKey.of(KEY_BYTES)
+KEY = SigningKey()
+TRUST = KEY.public
 SET_HASH = "00112233445566ff"
 
 
-def key_file(directory: Path, content: bytes = KEY_BYTES) -> Path:
+def key_file(directory: Path) -> Path:
+    """The file of KEY; that of TRUST is `team.pub` beside it."""
     path = directory / "team.key"
-    path.write_bytes(content)
-    path.chmod(0o600)
+    if not path.exists():
+        KEY.write(path)
     return path
+
+
+def trust_file(directory: Path) -> Path:
+    return key_file(directory).with_suffix(".pub")
 
 
 def part(*, shard: int = 1, shards: int = 1, created: int = 12, chosen: str = "") -> Part:
@@ -67,9 +72,9 @@ def target(
     )
 
 
-def make_pack(directory: Path, keys: Keys = OLD, key: MacKey | None = None, **of: object) -> Pack:
+def make_pack(directory: Path, keys: Keys = OLD, key: SigningKey | None = None, **of: object) -> Pack:
     """A pack of the simulated device with these pipelines."""
     writer = PackWriter(directory, key)
     writer.prepare()
     writer.finish(PackManifest(made_at=1.0, orchestrator="test", targets=(target(writer, keys, **of),)))  # type: ignore[arg-type]
-    return Pack.open(directory, key)
+    return Pack.open(directory, None if key is None else key.public)

@@ -18,11 +18,11 @@ from orchestrator.stores.binary_export import (
     prove_export,
 )
 from orchestrator.stores.binary_store import BinaryStore, StoredPipeline
-from orchestrator.stores.files.atomic_file import MacKey
+from orchestrator.stores.signing import SigningKey
 from tests.stores.binaries import GENERATION, OTHER, pipeline
 
-KEY = MacKey.of(bytes(range(32)))
-WRONG = MacKey.of(bytes(32))
+KEY = SigningKey()
+WRONG = SigningKey().public
 
 
 @pytest.fixture
@@ -51,17 +51,18 @@ def held(store: BinaryStore) -> dict[tuple[bytes, bytes], StoredPipeline]:
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["unsigned", "signed"])
 def test_an_export_carries_everything(
-    store: BinaryStore, other: BinaryStore, tmp_path: Path, key: MacKey | None
+    store: BinaryStore, other: BinaryStore, tmp_path: Path, key: SigningKey | None
 ) -> None:
     path = tmp_path / "game.binaries"
+    trust = None if key is None else key.public
     made = export_binaries(store, path, key)
     assert (made.pipelines, made.binaries, made.signed) == (21, 23, key is not None)
     assert path.stat().st_mode & 0o777 == 0o600
-    taken = import_binaries(other, path, key, unsigned=key is None)
+    taken = import_binaries(other, path, trust, unsigned=key is None)
     assert (taken.put.pipelines, taken.signed) == (21, key is not None)
     assert held(other) == held(store)
     assert other.verify() == []
-    assert import_binaries(other, path, key, unsigned=key is None).put.stored_bytes == 0
+    assert import_binaries(other, path, trust, unsigned=key is None).put.stored_bytes == 0
 
 
 def test_binaries_that_the_driver_compresses_are_not_compressed_twice(
@@ -102,10 +103,10 @@ def test_who_signed_it_is_checked(store: BinaryStore, other: BinaryStore, tmp_pa
     export_binaries(store, signed, KEY)
     export_binaries(store, bare)
     for path, key, unsigned, why in (
-        (signed, WRONG, False, "not of this key"),
-        (signed, WRONG, True, "not of this key"),  # a key that is wrong is never excused
-        (signed, None, False, "no key was given"),
-        (bare, KEY, False, "nobody signed it"),
+        (signed, WRONG, False, "not signed by the trusted key"),
+        (signed, WRONG, True, "not signed by the trusted key"),  # a key that is wrong is never excused
+        (signed, None, False, "no public key was given"),
+        (bare, KEY.public, False, "nobody signed it"),
         (bare, None, False, "nobody signed it"),
     ):
         with pytest.raises(BinaryExportError, match=why):
@@ -129,7 +130,7 @@ def test_every_cut_and_every_flip_is_refused(store: BinaryStore, other: BinarySt
     for lie in lies:
         path.write_bytes(lie)
         with pytest.raises(BinaryExportError, match="at byte"):
-            import_binaries(other, path, KEY)
+            import_binaries(other, path, KEY.public)
     assert held(other) == {}
 
 
@@ -157,5 +158,5 @@ def test_an_unsigned_export_that_lies_is_refused_by_its_hashes(
 
 
 def test_an_export_of_an_earlier_version_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(BinaryExportError, match="it has version 1; this program reads 2"):
+    with pytest.raises(BinaryExportError, match="it has version 1; this program reads 3"):
         prove_export(tmp_path, b"\x89OPCB\r\n\x1a\x01\0\0\0\0\0\0\0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,6 @@ from orchestrator.stores.cache_file import (
     cache_path,
     stored_data_hash,
 )
-from orchestrator.stores.files.atomic_file import MacKey, content_hash128
 from orchestrator.stores.pack import (
     MANIFEST,
     LeftOut,
@@ -36,8 +36,9 @@ from orchestrator.stores.pack import (
 )
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.run_notes import add_contents, add_durations
+from orchestrator.stores.signing import SigningKey
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, file_of
-from tests.stores.packs import KEY, SET_HASH, data_for, make_pack, part
+from tests.stores.packs import KEY, SET_HASH, TRUST, data_for, make_pack, part
 
 
 def rewritten(pack: Pack, change: Callable[[dict[str, Any]], object]) -> Path:
@@ -128,10 +129,10 @@ def test_names_that_a_pack_may_not_have_are_refused(tmp_path: Path, name: str) -
     ("where", "value", "said"),
     [
         ("what", "something", "something else"),
-        ("format", 1, "format 1, and this version reads 2"),
+        ("format", 2, "format 2, and this version reads 3"),
         ("targets.0.identity", None, "has files and no identity"),
         ("targets.0.files.0.size", -1, "damaged: Expected `int` >= 0"),
-        ("targets.0.files.0.xxh3_128", "x", r"damaged: .*xxh3_128"),
+        ("targets.0.files.0.sha256", "x", r"damaged: .*sha256"),
         ("targets.0.parts.0.shard", 0, r"damaged: .*shard"),
         ("targets.0.selector", "x" * 5000, r"damaged: .*length <= 4096"),
         ("targets", [{"selector": "x"}] * 4097, r"damaged: .*length <= 4096"),
@@ -181,7 +182,7 @@ def test_a_cache_of_another_device_than_its_target_is_refused(tmp_path: Path) ->
     (pack.directory / file.name).write_bytes(content)
 
     def change(document: dict[str, Any]) -> None:
-        document["targets"][0]["files"][0]["xxh3_128"] = content_hash128(content).hex()
+        document["targets"][0]["files"][0]["sha256"] = hashlib.sha256(content).hexdigest()
 
     changed = Pack.open(rewritten(pack, change))
     ((path, reason),) = changed.problems()
@@ -193,33 +194,35 @@ def test_only_who_has_the_key_can_change_a_signed_pack(tmp_path: Path) -> None:
     pack = make_pack(tmp_path / "pack", key=KEY)
     assert pack.signed
     assert list(pack.problems()) == []
-    with pytest.raises(PackError, match="not signed with this key"):
-        Pack.open(pack.directory, MacKey.of(bytes(32)))
+    with pytest.raises(PackError, match="not signed by the trusted key"):
+        Pack.open(pack.directory, SigningKey().public)
     with pytest.raises(PackError, match="the pack is not signed"):
-        Pack.open(make_pack(tmp_path / "bare").directory, KEY)
+        Pack.open(make_pack(tmp_path / "bare").directory, TRUST)
     # A file and its hash in the manifest, changed together.
     file = pack.manifest.targets[0].files[0]
     (pack.directory / file.name).write_bytes(file_of(OURS))
 
     def change(document: dict[str, Any]) -> None:
         entry = document["targets"][0]["files"][0]
-        entry |= {"size": len(file_of(OURS)), "xxh3_128": content_hash128(file_of(OURS)).hex()}
+        entry |= {"size": len(file_of(OURS)), "sha256": hashlib.sha256(file_of(OURS)).hexdigest()}
 
     rewritten(pack, change)
     assert list(Pack.open(pack.directory).problems()) == []
-    with pytest.raises(PackError, match="not signed with this key, or was changed since"):
-        Pack.open(pack.directory, KEY)
+    with pytest.raises(PackError, match="not signed by the trusted key, or was changed since"):
+        Pack.open(pack.directory, TRUST)
 
 
-def test_a_file_of_a_signed_pack_is_proven_by_more_than_its_hash(tmp_path: Path) -> None:
-    pack = make_pack(tmp_path / "pack", key=KEY)
-    file = pack.manifest.targets[0].files[0]
-    # As if xxh3 had a collision: same size, same hash, other content.
-    other = b"x" * file.size
-    (pack.directory / file.name).write_bytes(other)
-    forged = msgspec.structs.replace(file, xxh3_128=content_hash128(other).hex())
-    with pytest.raises(PackError, match="not what was signed"):
-        pack.read(forged)
+def test_a_pack_of_the_time_before_signatures_says_what_to_do(tmp_path: Path) -> None:
+    def change(document: dict[str, Any]) -> None:
+        file = document["targets"][0]["files"][0]
+        del file["sha256"]
+        file |= {"xxh3_128": "0" * 32, "mac": "0" * 64}
+        document |= {"format": 2, "mac": "0" * 64}
+
+    directory = rewritten(make_pack(tmp_path / "pack"), change)
+    with pytest.raises(PackError, match="format 2, and this version reads 3") as refused:
+        Pack.open(directory, TRUST)
+    assert refused.value.next_step == "make the pack again with this version, and sign it again"
 
 
 def test_notes_come_along_and_strays_are_named(tmp_path: Path) -> None:

@@ -95,3 +95,10 @@ def test_what_is_no_vulkan_header_is_refused(data: bytes, field: str) -> None:
 def test_a_longer_vulkan_header_is_allowed() -> None:
     data = struct.pack("<IIII16s", 40, 1, 1, 2, bytes(16)) + bytes(8)
     assert PipelineCacheHeader.unpack(data).header_size == 40
+
+
+def test_the_hash_is_that_of_the_xxh3_specification() -> None:
+    # The published test vector for no input and seed 0.
+    assert content_hash128(b"").hex() == "99aa06d3014798d86001c324468d497f"
+    data = bytes(range(256)) * 9
+    assert content_hash128(bytearray(data)) == content_hash128(memoryview(data)) == content_hash128(data)

@@ -1,25 +1,21 @@
-"""Files that are whole or refused: atomic writes, bounded reads, trust in owners, content hashes, keyed MACs.
+"""Files that are whole or refused: atomic writes, bounded reads, trust in owners, content hashes.
 
 `FileOperations` is the one place where stores touch the file system, so that a test can record any call, let
 it fail, or end the process there. Its errors are OSErrors. Locks are those of flock(2): they belong to the
-open file, exclude other threads too, and end with the process. A hash finds accidents; a MAC also finds
-whoever lacks the team's key. Thread-safe: there is no state.
+open file, exclude other threads too, and end with the process. Thread-safe: there is no state.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
-import hmac
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final
 
-import attrs
 import msgspec
 import xxhash
 
@@ -28,8 +24,6 @@ from orchestrator.errors import OrchestratorError, shell_text
 Buffer = bytes | bytearray | memoryview
 
 TEMPORARY_SUFFIX: Final = ".tmp"
-MAC_SIZE: Final = 32
-_KEY_BYTES: Final = 32, 4096  # of a key file, at least and at most
 _PROBE_SIZE: Final = 1 << 16  # asked for at the expected end of a file, which may have grown; room for one
 
 # Answers of a file system that cannot sync directories: there is nothing to do.
@@ -275,72 +269,12 @@ def likely_cause(error: OSError | SaveError | ReadError) -> str:
     return f"{text}: {cause}" if cause is not None else text
 
 
-# --- hashes and MACs
+# --- hashes
 
 
 def content_hash128(data: Buffer) -> bytes:
     """xxh3_128 (seed 0) of contiguous content: 16 bytes, big-endian. Copies nothing."""
     return xxhash.xxh3_128_digest(data)
-
-
-@attrs.frozen
-class MacKey:
-    """A team's secret, for BLAKE2b in its keyed mode (RFC 7693). It shows in no repr and no error.
-
-    To make its file: `head -c 32 /dev/urandom > team.key; chmod 600 team.key`.
-    """
-
-    _secret: bytes = attrs.field(repr=False)
-
-    @classmethod
-    def read(cls, path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Self:
-        """Read a key file: 32 to 4096 bytes of any content. Every byte counts.
-
-        Raises:
-            UntrustedError: Another user owns it or its directory, may read it, or may write one of them.
-            ReadError: It is missing, larger than a key file, or cannot be read.
-            ValueError: It is too short to be a secret.
-        """
-        content = read_capped(path, _KEY_BYTES[1], operations, trusted=True)
-        try:
-            permissions = operations.stat(path).permissions
-        except OSError as error:
-            raise UntrustedError(path, likely_cause(error)) from error
-        if permissions & 0o044:
-            mend = _mount_advice(path.parent, operations) or f"chmod 600 {shell_text(path)}"
-            raise UntrustedError(path, f"others may read the key (mode {permissions:04o}); mend: {mend}")
-        return cls.of(content)
-
-    @classmethod
-    def of(cls, content: bytes) -> Self:
-        """The key from the content of a key file; raises ValueError as `read`."""
-        if len(content) < _KEY_BYTES[0]:
-            raise ValueError(f"a key of {len(content)} bytes can be guessed; {_KEY_BYTES[0]} are needed")
-        # A key of BLAKE2b has at most 64 bytes; hashed, all bytes of a longer file count.
-        return cls(hashlib.blake2b(content, digest_size=64, person=b"mac key").digest())
-
-    def sign(self, purpose: str, parts: Iterable[Buffer]) -> bytes:
-        """The MAC of content, 32 bytes.
-
-        Args:
-            purpose: The kind of file, such as "pack": 1 to 16 bytes of ASCII. Equal bytes of two kinds have
-                different MACs.
-            parts: The content. Borders between parts do not count.
-
-        Raises:
-            ValueError: The purpose is empty or too long.
-        """
-        person = purpose.encode("ascii")
-        if not 1 <= len(person) <= hashlib.blake2b.PERSON_SIZE:
-            raise ValueError(f"purpose {purpose!r}: 1 to {hashlib.blake2b.PERSON_SIZE} bytes are expected")
-        made = hashlib.blake2b(digest_size=MAC_SIZE, key=self._secret, person=person)
-        for part in parts:
-            made.update(part)
-        return made.digest()
-
-    def proves(self, mac: bytes, purpose: str, parts: Iterable[Buffer]) -> bool:
-        """Whether `mac` is that of this content, by this key and for this purpose; in constant time."""
-        return hmac.compare_digest(mac, self.sign(purpose, parts))
 
 
 # --- writing
