@@ -41,7 +41,8 @@ Exit codes:
   2    bad input or usage, or a result could not be saved
   3    no device could be used
   70   a bug in this program
-  75   compile: the time limit was reached; the same command continues
+  75   compile, refresh: the time limit was reached; the same command
+       continues
   130  stopped by Ctrl-C, SIGTERM or SIGHUP; finished work is kept
   141  the reader of the output closed it
 """,
@@ -53,7 +54,7 @@ Exit codes:
     version=VERSION,
 )
 _JOBS: Final = {
-    "Compile": "devices list compile calibrate pack worker",
+    "Compile": "devices list compile refresh calibrate pack worker",
     "Measure": "bench compare regress",
     "Keep and ship": "inspect verify coverage export set extract merge key install run binaries prune",
     "When things go wrong": "doctor quarantine",

@@ -14,12 +14,13 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
+import msgspec
 from attrs import evolve, frozen
 
 from orchestrator.cli.errors import CLUSTER_EXTRA, ExitCode, Failure, UsageError, explain
@@ -376,6 +377,7 @@ def _compile_one(call: _Call, selector: str, clock: StageClock) -> ExitCode:
         with _journal(arguments) as journal, signals_held():
             options = _options(call, selector, journal)
             report, view = _one_report(call, options, directory, log, clock)
+            _remember(call, options, directory, report)
             with _reporting():
                 view.is_done(selector, report, report.cache_file.error or "")
                 code = _exit_code(report, allow_damaged=arguments.allow_damaged)
@@ -452,6 +454,23 @@ def _one_report(
             clock.move(getattr(report.clock, name), name.removesuffix("_ns"))
         clock.enter("report")
     return report, view
+
+
+def _remember(
+    call: _Call, options: CompileOptions, directory: Path | None, report: CompileReport | None
+) -> None:
+    """Leave what `refresh` does again, where a cache is kept here."""
+    given = call.arguments
+    if directory is None or report is None or report.stopped or given.expect_hits or given.out:
+        return
+    from orchestrator.stores.cache_file import cache_path
+    from orchestrator.stores.compiles import RememberedCompile, remember_compile
+    from orchestrator.stores.files.atomic_file import SaveError
+
+    encoded = msgspec.msgpack.encode(evolve(options, time_limit_s=None))
+    name = cache_path(directory, report.device.identity).name
+    with suppress(SaveError):  # it costs only that
+        remember_compile(directory, RememberedCompile.of(call.paths, options.selector, encoded, name))
 
 
 def _show_one(output: Output, report: CompileReport, clock: StageClock, *, allow_damaged: bool) -> None:
@@ -545,6 +564,8 @@ def _compile_targets(call: _Call) -> ExitCode:
                         )
 
                 results = call.run(job, view)
+                for option, each in zip(options, results, strict=True):
+                    _remember(call, option, directory, each.report)
             if pack is not None:
                 try:
                     manifest = pack.finish(results)

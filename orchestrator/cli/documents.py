@@ -331,6 +331,24 @@ class SetSampleDocument(Document, frozen=True, kw_only=True):
     times_of: str | None  # The cache file whose device the times are of.
 
 
+class RefreshedCompile(Record, frozen=True, kw_only=True):
+    """What became of a compile that the cache directory remembers."""
+
+    set: tuple[str, ...]  # Paths of its archives.
+    selector: str  # Selector of its device; "" for the first one.
+    # "needed": it does not fit, and was not compiled yet. "left": its set or its device is not there.
+    outcome: Literal["fits", "needed", "compiled", "failed", "left"]
+    detail: str = ""  # Why, or how many pipelines.
+
+
+class RefreshDocument(Document, frozen=True, kw_only=True):
+    """`refresh --json`."""
+
+    compiles: tuple[RefreshedCompile, ...] = ()
+    # With `--systemd`: texts of units by file name.
+    units: dict[str, str] = msgspec.field(default_factory=dict)
+
+
 class CoveredTarget(Record, frozen=True, kw_only=True):
     """What a target of a pack has of a set."""
 

@@ -22,6 +22,7 @@ from orchestrator.stores.cache_file import (
     prove_content,
     read_status,
 )
+from orchestrator.stores.compiles import COMPILES
 from orchestrator.stores.culprits import QUARANTINE
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
@@ -137,6 +138,7 @@ KINDS: Final[tuple[Kind[Any], ...]] = (
     QUARANTINE,
     IDENTIFIERS,
     PLANS,
+    COMPILES,
 )
 """Every kind of small values in the database."""
 

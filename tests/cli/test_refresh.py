@@ -1,0 +1,57 @@
+"""The verb `refresh`: what was compiled for another driver is compiled again, within limits."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from orchestrator.stores.compiles import remember_compile, remembered_compiles
+from tests.cli.conftest import Call
+
+
+@pytest.fixture
+def kept(compiled_folder: Path, small_set: Path, tmp_path: Path) -> Path:
+    """A cache directory that remembers a compile of the small set for an older driver."""
+    kept = tmp_path / "kept"
+    shutil.copytree(compiled_folder, kept)
+    (cache,) = kept.glob("*.pipeline-cache")
+    cache.rename(kept / "older.pipeline-cache")
+    (was,) = remembered_compiles(kept)
+    assert was.cache_file == cache.name
+    remember_compile(kept, replace(was, cache_file="older.pipeline-cache"))
+    return kept
+
+
+def outcomes(call: Call, kept: Path, *options: str) -> tuple[int, list[str]]:
+    done = call("refresh", "--cache-dir", kept, "--json", *options)
+    return done.code, [each["outcome"] for each in done.document["compiles"]]
+
+
+def test_what_was_compiled_for_another_driver_is_compiled_again_once(call: Call, kept: Path) -> None:
+    assert outcomes(call, kept, "--dry-run") == (0, ["needed"])
+    assert [each.name for each in kept.glob("*.pipeline-cache")] == ["older.pipeline-cache"]
+    assert outcomes(call, kept, "--time", "10m") == (0, ["compiled"])
+    assert len([*kept.glob("*.pipeline-cache")]) == 2
+    assert outcomes(call, kept) == (0, ["fits"])
+
+
+def test_without_time_the_rest_is_for_the_next_run(call: Call, kept: Path) -> None:
+    assert outcomes(call, kept, "--time", "1ms") == (75, ["needed"])
+    assert outcomes(call, kept) == (0, ["compiled"])
+
+
+def test_a_set_that_is_gone_is_left(call: Call, kept: Path) -> None:
+    (was,) = remembered_compiles(kept)
+    remember_compile(kept, replace(was, paths=(b"/nowhere/gone.foz",)))
+    assert outcomes(call, kept, "--dry-run") == (0, ["left", "needed"])
+
+
+def test_the_units_run_the_same_command(call: Call, tmp_path: Path) -> None:
+    done = call("refresh", "--systemd", "--idle", "--time", "1h", "--cache-dir", tmp_path)
+    assert done.code == 0
+    (start,) = [line for line in done.out.splitlines() if line.startswith("ExecStart=")]
+    assert start.endswith(f" -m orchestrator refresh --idle --time 1h --cache-dir {tmp_path}")
+    assert "[Timer]\n" in done.out
