@@ -39,6 +39,7 @@ from orchestrator.cli.values import (
     MOST_WORKERS,
     archive_paths,
     hash_number,
+    pipeline_limit,
     require_writable,
     run_again_for,
     signing_key,
@@ -320,7 +321,7 @@ def _hit_rules(given: CompileArguments, *, several: bool) -> _Rules:
 def _options(call: _Call, selector: str, journal: str = "") -> CompileOptions:
     arguments = call.arguments
     limits = TrialLimits(
-        pipeline_s=_timeout_seconds(arguments.timeout),
+        pipeline_s=pipeline_limit(arguments.timeout),
         memory_bytes=size_bytes(arguments.memory, "--memory", _LEAST_MEMORY) if arguments.memory else 0,
     )
     store = arguments.binaries_disk
@@ -347,12 +348,6 @@ def _options(call: _Call, selector: str, journal: str = "") -> CompileOptions:
         only_these=arguments.only_these,
         expect_hits=arguments.expect_hits,
     )
-
-
-def _timeout_seconds(text: str) -> float | None:
-    if text == "auto":
-        return None
-    return math.inf if text == "off" else time_limit_seconds(text, "--timeout")
 
 
 def _worker_count(workers: str) -> int | None:

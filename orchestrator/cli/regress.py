@@ -36,6 +36,8 @@ class RegressArguments:
         after: The driver to compare with it, in the same form.
         time: Compare compile times too, in so many rounds A B B A. From 3 rounds on, each pipeline is judged.
         workers: Number of workers of each side.
+        timeout: Longest time in the driver for one pipeline, such as `5s`; `off`: no limit; `auto`: 60 s. A
+            pipeline that takes longer is lost on its side.
         fail_on: What causes exit code 1: `crash`, `refused`, `any`, `never`, or a rule such as `spills>0`,
             `CodeSize>+1%`, `MaxWaves<-1%`, `time>+5%`. May be given several times.
         disasm: Write the code of the shaders that the report names (the internal representations), and
@@ -56,6 +58,7 @@ class RegressArguments:
     workers: Annotated[
         int | None, Parameter(alias="-j", validator=POSITIVE, show_default=lambda _: "one per processor")
     ] = None
+    timeout: str = "auto"
     fail_on: Annotated[list[str] | None, Parameter(negative="", show_default=lambda _: "crash, refused")] = (
         None
     )
@@ -126,9 +129,10 @@ def _check(sets: Sequence[str], given: RegressArguments) -> None:
     if bool(given.before) != bool(given.after):
         missing = "--after" if given.before else "--before"
         raise UsageError(f"{missing} is missing", "name both drivers, or two files of results and neither")
-    if not given.is_live and (given.device or given.time or given.workers or given.bisect or given.disasm):
+    of_drivers = given.device, given.time, given.workers, given.timeout != "auto", given.bisect, given.disasm
+    if not given.is_live and any(of_drivers):
         raise UsageError(
-            "--device, --time, --workers, --disasm and --bisect are for two drivers",
+            "--device, --time, --workers, --timeout, --disasm and --bisect are for two drivers",
             "name these with --before and --after",
         )
     if not given.is_live and len(sets) != 2:
@@ -162,7 +166,7 @@ def _compiled(
     sets: Sequence[str], given: RegressArguments, rules: Sequence[FailRule], output: Output
 ) -> list[Judged]:
     from orchestrator.cli.regressed import Judged
-    from orchestrator.cli.values import archive_paths
+    from orchestrator.cli.values import archive_paths, pipeline_limit
     from orchestrator.regress.comparison import compare_results
     from orchestrator.regress.live import LiveComparison
     from orchestrator.regress.sides import SideDriver
@@ -178,7 +182,8 @@ def _compiled(
     paths = tuple(archive_paths([each])[0] for each in sets)
     judged: dict[object, Judged] = {}
     with _work_folder(given.out) as work:
-        live = LiveComparison(paths, sides, work, given.workers, output.message if output.tells else None)
+        tell = output.message if output.tells else None
+        live = LiveComparison(paths, sides, work, given.workers, pipeline_limit(given.timeout), tell)
         for selector in selectors_of(given.device or []):
             found = compare_results(*live.compiled(selector))
             change = live.timed(selector, given.time) if given.time else None

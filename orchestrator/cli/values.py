@@ -6,6 +6,7 @@ Assumptions: nothing heavy is imported at the top.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -78,6 +79,13 @@ def time_limit_seconds(text: str, option: str = "--time-limit") -> float:
     if found is None or not float(found[1]):
         raise UsageError(f"{option} {text!r}: a time above 0 is expected", "such as 90s, 20m or 2h")
     return float(found[1]) * _SECONDS[found[2]]
+
+
+def pipeline_limit(text: str) -> float | None:
+    """Seconds of `--timeout` for one pipeline; None for ``auto``."""
+    if text == "auto":
+        return None
+    return math.inf if text == "off" else time_limit_seconds(text, "--timeout")
 
 
 def age_ns(text: str | None) -> int | None:

@@ -24,7 +24,7 @@ from orchestrator.regress.code import ShaderCode, named
 from orchestrator.regress.comparison import SideComparison
 from orchestrator.regress.reports import place_text
 from orchestrator.regress.results import Results, Side, read_results
-from orchestrator.regress.service import Measure, Measured, Prove, SideAnswer, TakeTime
+from orchestrator.regress.service import Means, Measure, Measured, Prove, SideAnswer, TakeTime
 from orchestrator.regress.sides import Proof, SideDriver, require_different
 from orchestrator.regress.times import Floats, TimeChange, time_change
 from orchestrator.run.statistics import inspected
@@ -40,6 +40,7 @@ class LiveComparison:
     sides: tuple[SideDriver, SideDriver]
     work: Path
     workers: int | None
+    pipeline_s: float | None  # as in TrialLimits
     tell: Callable[[str], object] | None  # of each stage that begins
 
     def compiled(self, selector: str) -> tuple[Results, Results]:
@@ -77,7 +78,10 @@ class LiveComparison:
         journals = {each: path(".journal", each, chosen) for each, chosen in keys.items()}
         few = {each: chosen for each, chosen in keys.items() if chosen is not None}
         result = path(".results", side.name, bool(few))
-        return Measure(journals, selector, self.workers, told, result, few or None)
+        return Measure(journals, self._means(selector), told, result, few or None)
+
+    def _means(self, selector: str) -> Means:
+        return Means(selector, self.workers, self.pipeline_s)
 
     def code(self, selector: str, found: SideComparison) -> list[ShaderCode]:
         """The code of both sides of what a report names, in a second pass over these pipelines."""
@@ -115,7 +119,7 @@ class LiveComparison:
         """How compile times differ on a device; pipelines that all samples compiled count."""
         samples: list[list[dict[tuple[str, int], tuple[float, float]]]] = [[], []]
         busy, names = 0.0, [Path(each).stem for each in self.sets]
-        request = TakeTime(self.sets, selector, self.workers, str(self.work / "times.npy"))
+        request = TakeTime(self.sets, self._means(selector), str(self.work / "times.npy"))
         for number in range(rounds):
             for at in (0, 1, 1, 0):
                 self._say(f"times, round {number + 1} of {rounds}: {self.sides[at].name}")

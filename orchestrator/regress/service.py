@@ -22,7 +22,7 @@ from orchestrator.devices.vulkan.manifests import driver_manifests
 from orchestrator.errors import OrchestratorError
 from orchestrator.regress.results import Lost, ResultBuilder, Side, add_inspected
 from orchestrator.regress.sides import Proof, proof_of
-from orchestrator.run.options import CompileOptions
+from orchestrator.run.options import CompileOptions, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.run.statistics import inspected
 from orchestrator.sets.subset import Subset
@@ -35,12 +35,27 @@ class Prove(msgspec.Struct, frozen=True, tag=True):
     selector: str
 
 
+class Means(msgspec.Struct, frozen=True):
+    """How a side compiles."""
+
+    selector: str
+    workers: int | None
+    pipeline_s: float | None  # as in TrialLimits
+
+    @property
+    def options(self) -> CompileOptions:
+        """Those of its compiles, which keep nothing."""
+        limits = TrialLimits(pipeline_s=self.pipeline_s)
+        return CompileOptions(
+            selector=self.selector, workers=self.workers, mode="none", plan=False, trial_limits=limits
+        )
+
+
 class Measure(msgspec.Struct, frozen=True, tag=True):
     """A request: ask for the statistics of all pipelines of some sets, or for those and code of a few."""
 
     journals: dict[str, str]  # of each set, by its path
-    selector: str
-    workers: int | None
+    means: Means
     side: Side
     result: str
     keys: dict[str, list[int]] | None = None  # of each set, by its path; None for all, without code
@@ -53,8 +68,7 @@ class TakeTime(msgspec.Struct, frozen=True, tag=True):
     """
 
     paths: tuple[str, ...]
-    selector: str
-    workers: int | None
+    means: Means
     result: str
 
 
@@ -90,14 +104,10 @@ def _proof(request: Prove) -> Proof:
         return proof_of(identity.device_name, identity.driver_id, info, driver_manifests(os.environ))
 
 
-def _options(selector: str, workers: int | None) -> CompileOptions:
-    return CompileOptions(selector=selector, workers=workers, mode="none", plan=False)
-
-
 def _measured(request: Measure) -> Measured:
     builder, lost = ResultBuilder(), list[Lost]()
     for path, journal in request.journals.items():
-        options = evolve(_options(request.selector, request.workers), statistics_journal=journal)
+        options = evolve(request.means.options, statistics_journal=journal)
         if request.keys is not None:
             options = evolve(options, statistics_code=True, subset=Subset(keys=frozenset(request.keys[path])))
         gone = _lost(path, compile_set(path, options.selector, options=options))
@@ -133,7 +143,7 @@ def _lost(path: str, report: CompileReport) -> list[Lost]:
 
 
 def _timed(request: TakeTime) -> Measured:
-    options = evolve(_options(request.selector, request.workers), batch_limit=1)
+    options = evolve(request.means.options, batch_limit=1)
     parts: list[npt.NDArray[np.int64]] = [np.zeros((4, 0), np.int64)]
     delay_ns = wall_ns = 0
     for place, path in enumerate(request.paths):

@@ -69,6 +69,12 @@ def test_a_rule_that_is_none_is_refused(call: Call, sides: tuple[Path, Path]) ->
     assert "is no rule" in done.err
 
 
+def test_a_time_limit_is_for_two_drivers(call: Call, sides: tuple[Path, Path]) -> None:
+    done = call("regress", *sides, "--timeout", "5s")
+    assert done.code == 2
+    assert "--timeout" in done.err
+
+
 def test_reports_are_written(call: Call, tmp_path: Path) -> None:
     out = tmp_path / "out"
     hostile = ("<img src=x onerror=alert(1)>", 1, "<b>", {"Code size": 4})
