@@ -79,6 +79,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "captures").mkdir()
     for name in (
         "unknown.foz",
+        "dlc.foz",
         "captures/game.0123456789abcdef.1.foz",
         "captures/game.0123456789abcdef.2.foz",
     ):

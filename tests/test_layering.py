@@ -54,6 +54,7 @@ LIBRARIES = {
     "distributed": ("orchestrator.cluster",),
     "xxhash": ("orchestrator.stores.files.atomic_file",),
     "cryptography": ("orchestrator.stores.signing",),
+    "urllib3": ("orchestrator.packs.http_source",),
     "rich": ("orchestrator.cli",),
     "plotly": ("orchestrator.bench.reports",),
     "cyclopts": ("orchestrator.cli",),

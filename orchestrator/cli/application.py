@@ -56,7 +56,8 @@ Exit codes:
 _JOBS: Final = {
     "Compile": "devices list compile refresh calibrate pack worker",
     "Measure": "bench compare regress",
-    "Keep and ship": "inspect verify coverage export set extract merge key install run binaries prune",
+    "Keep and ship": "inspect verify coverage export set extract merge key publish install run binaries "
+    "prune",
     "When things go wrong": "doctor quarantine",
     "This program": "completion",
 }

@@ -833,6 +833,41 @@ class WorkerDocument(Document, frozen=True, kw_only=True):
     directory: Path  # Where sets and unfinished shards are kept.
 
 
+class DeliveredPart(Record, frozen=True, kw_only=True):
+    """A component of a release."""
+
+    name: str
+    target: str | None  # Selector of its target for this device and driver, or null.
+    fetched_bytes: int  # Bytes that were transferred; 0 if everything was here.
+    saved_bytes: int  # Size of the cache file that was written; 0 if none was.
+    not_saved: str | None  # Why nothing was saved, or null.
+
+
+class DeliveredDocument(Document, frozen=True, kw_only=True):
+    """`install --json` of a release."""
+
+    source: str  # The directory or the address.
+    proven: bool  # Whether its signature was checked, with --trust.
+    name: str  # Of the program.
+    release: int
+    device_name: str
+    driver: str  # Name and version of its driver.
+    fetched_bytes: int  # Bytes that were transferred, with the index and the manifests.
+    components: tuple[DeliveredPart, ...]  # In the order in which they were installed.
+
+
+class PublishDocument(Document, frozen=True, kw_only=True):
+    """`publish --json`."""
+
+    output: str  # The directory.
+    name: str  # Of the program.
+    release: int
+    signed: bool  # Whether the index was signed.
+    components: tuple[str, ...]
+    files: int  # Number of files that were not there before.
+    bytes: int  # Their size.
+
+
 class KeyDocument(Document, frozen=True, kw_only=True):
     """`key --json`."""
 

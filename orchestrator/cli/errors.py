@@ -106,6 +106,7 @@ KINDS: Final = {
     "DriverError": "driver",
     "DeviceError": "device",
     "PackError": "pack",
+    "DeliveryError": "pack",
     "StoreError": "store",
     "BinaryExportError": "store",
     "SaveError": "store",

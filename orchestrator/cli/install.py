@@ -7,8 +7,9 @@ merged with the device's cache file. The contents of a pack never determine a pa
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from cyclopts import Parameter
 from rich.text import Text
 
 from orchestrator.cli.application import CacheDirectory, DeviceSelector, Flag, JsonFlag, TrustedKey
@@ -22,13 +23,14 @@ if TYPE_CHECKING:
 
 
 def install_verb(
-    pack: Path,
+    pack: str,
     /,
     *,
     device: DeviceSelector = "",
     cache_dir: CacheDirectory = None,
     trust: TrustedKey = None,
     unsigned: Flag = False,
+    component: Annotated[list[str] | None, Parameter(negative="")] = None,
     json: JsonFlag = False,
 ) -> int:
     """Install the cache of this device and driver from a pack, so that `compile` has less to do.
@@ -38,17 +40,24 @@ def install_verb(
     target is shown, or if the driver does not merge it with what is there, which is larger; 2 if the pack is
     damaged or not trusted.
 
+    A release (`orchestrator publish`) is a directory or an address: only what this device needs and is not
+    here is fetched, checked, and installed, one component after the other. The same command goes on after a
+    break.
+
     **EXAMPLES**
 
         orchestrator install pack --trust team.pub
         orchestrator install pack --unsigned
         orchestrator install pack --unsigned -d radv:navi21 --cache-dir player
+        orchestrator install https://cdn.example.org/game --trust team.pub
 
     Args:
-        pack: The directory that `orchestrator compile --out` wrote.
+        pack: The directory that `orchestrator compile --out` wrote; or the directory or address of a release.
         unsigned: Accept a pack without checking its signature. Its hashes detect damage, not attackers: trust
             its source as you would trust a program.
+        component: Of a release: install only this component. May be given several times.
     """
+    from orchestrator.cli.delivered import install_release, release_at
     from orchestrator.packs import driver
     from orchestrator.stores.pack import Pack, is_pack
 
@@ -58,13 +67,21 @@ def install_verb(
     if cache_dir is not None and is_pack(cache_dir):
         said = f"{path_text(cache_dir)}: it is a pack, whose manifest would not agree with its files any more"
         raise UsageError(said, "name another --cache-dir; `orchestrator merge` joins packs")
-    key = trusted_key(trust)
-    opened = Pack.open(pack, key)
+    key, release = trusted_key(trust), release_at(pack)
+    unproven = UsageError(
+        f"{path_text(pack)}: the origin of this {'pack' if release is None else 'release'} is not proven",
+        "name the public key of who signed it (--trust), or trust its source (--unsigned)",
+    )
+    if release is not None:
+        if key is None and not unsigned:
+            raise unproven
+        place = usable_directory(cache_dir)
+        return install_release(release, place, key, device=device, components=component or (), out=out)
+    if component:
+        raise UsageError("--component is for releases: a pack is installed whole")
+    opened = Pack.open(Path(pack), key)
     if key is None and not unsigned:
-        raise UsageError(
-            f"{path_text(pack)}: the origin of this pack is not proven",
-            "name the public key of who signed it (--trust), or trust its source (--unsigned)",
-        )
+        raise unproven
     there, done = driver.install(opened, device, usable_directory(cache_dir))
     target = opened.manifest.targets[done.target] if done.target >= 0 else None
     _report(out, opened, target, there, done)

@@ -86,9 +86,8 @@ _LEFT_BESIDE: Final = (LOCK_SUFFIX, LOADING_SUFFIX, PREVIOUS_SUFFIX)
 _SUFFIXES: Final = (CACHE_FILE_SUFFIX, NOTES_SUFFIX, BINARIES_SUFFIX)
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,160}")
 _WHAT: Final = "orchestrator pack"
-_CAP: Final = 64 << 20
+MANIFEST_CAP: Final = 64 << 20
 _UNSIGNED: Final = "0" * 128  # in place of the signature, while it is computed
-_PURPOSE: Final = "pack"
 _ACCESS: Final = "check who owns it, and its mode (`ls -ld`); or name another directory"
 _REMAKE: Final = "copy the pack again, or remove this file and run its compile again: it uses the rest"
 _NAME_ONE: Final = "name a directory that `orchestrator compile --out` wrote to its end"
@@ -107,6 +106,7 @@ class PackError(OrchestratorError):
     def __init__(self, path: Path, reason: str, next_step: str = "copy or make the pack again") -> None:
         super().__init__(f"{path}: {reason}")
         self.path = path
+        self.reason = reason
         self.next_step = next_step
 
 
@@ -210,20 +210,67 @@ class PackTarget(msgspec.Struct, frozen=True, kw_only=True):
         return len({key for each in left_out for key in each.keys})
 
 
-class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What manifests of all formats have."""
+class SignedDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What signed documents of all formats have."""
 
     what: str = ""  # tells it from other JSON
     format: int = 0
     orchestrator: _Text = ""  # version of this program
+    signature: _Signature = ""  # of all else, with zeros in its place; "" where it is not signed
+
+    @property
+    def signed(self) -> bool:
+        """Whether it has a signature, which may be a wrong one."""
+        return bool(self.signature)
+
+    @classmethod
+    def decode(cls, path: Path, content: bytes, trust: PublicKey | None) -> Self:
+        """The document in a file.
+
+        Args:
+            path: What messages call it.
+            content: What the file holds.
+            trust: Whose signature it must have; None proves nothing.
+
+        Raises:
+            PackError: It is damaged, of something else or of another format, or not signed by that key.
+        """
+        expected = cls()
+        try:
+            head = msgspec.json.decode(content, type=SignedDocument)
+            if head.what != expected.what:
+                said = f"it is the {path.stem} of something else: {head.what[:40]!r}"
+                raise PackError(path, said, _NAME_ONE)
+            if head.format != expected.format:
+                by = f" (orchestrator {shown(head.orchestrator)} made it)" if head.orchestrator else ""
+                said = f"it has format {head.format}, and this version reads {expected.format}{by}"
+                raise PackError(path, said, "make it again with this version, and sign it again")
+            document = msgspec.json.decode(content, type=cls)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise PackError(path, f"it is damaged: {error}", _REMAKE) from None
+        if trust is not None:
+            if not document.signature:
+                raise PackError(path, "it is not signed", "have it made with --sign")
+            signed = content.replace(document.signature.encode(), _UNSIGNED.encode(), 1)
+            if not trust.proves(bytes.fromhex(document.signature), document.what, signed):
+                why = "it was not signed by the trusted key, or was changed since"
+                raise PackError(path, why, "check that --trust names the public key of who made it")
+        return document
+
+    def encode(self, key: SigningKey | None) -> bytes:
+        """The content of its file, signed where there is a key."""
+        unsigned = replace(self, signature="" if key is None else _UNSIGNED)
+        content = msgspec.json.format(msgspec.json.encode(unsigned), indent=1) + b"\n"
+        if key is None:
+            return content
+        return content.replace(_UNSIGNED.encode(), key.sign(self.what, content).hex().encode(), 1)
 
 
-class PackManifest(_Head, frozen=True, kw_only=True):
+class PackManifest(SignedDocument, frozen=True, kw_only=True):
     """What a pack says of itself."""
 
     what: str = _WHAT
     format: int = FORMAT
-    signature: _Signature = ""  # of all else, with zeros in its place; "" where the pack is not signed
     made_at: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # seconds since 1970
     targets: Annotated[tuple[PackTarget, ...], msgspec.Meta(max_length=4096)] = ()
 
@@ -378,29 +425,25 @@ class Pack:
         """
         path = directory / MANIFEST
         try:
-            content = read_capped(path, _CAP)
-            _check_head(path, msgspec.json.decode(content, type=_Head))
-            manifest = msgspec.json.decode(content, type=PackManifest)
+            content = read_capped(path, MANIFEST_CAP)
         except ReadError as error:
             if (why := _no_pack(directory)) is not None:
                 raise PackError(directory, f"no pack: {why}", _NAME_ONE) from None
             raise PackError(path, error.reason, _ACCESS) from None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise PackError(path, f"it is damaged: {error}", _REMAKE) from None
-        _check_manifest(path, manifest)
-        if trust is not None:
-            if not manifest.signature:
-                raise PackError(directory, "the pack is not signed", "have it made with --sign")
-            signed = content.replace(manifest.signature.encode(), _UNSIGNED.encode(), 1)
-            if not trust.proves(bytes.fromhex(manifest.signature), _PURPOSE, signed):
-                why = "it was not signed by the trusted key, or was changed since"
-                raise PackError(path, why, "check that --trust names the public key of who made the pack")
-        return cls(directory, manifest, trust)
+        return cls.of(directory, content, trust)
+
+    @classmethod
+    def of(cls, directory: Path, manifest: bytes, trust: PublicKey | None = None) -> Pack:
+        """As `open`, of a manifest that was read already."""
+        path = directory / MANIFEST
+        decoded = PackManifest.decode(path, manifest, trust)
+        _check_manifest(path, decoded)
+        return cls(directory, decoded, trust)
 
     @property
     def signed(self) -> bool:
         """Whether it has a signature, which may be a wrong one."""
-        return bool(self.manifest.signature)
+        return self.manifest.signed
 
     def read(self, file: PackedFile) -> bytes:
         """The content of a file, proven by size and hash; raises PackError where it is missing or damaged."""
@@ -489,15 +532,6 @@ def _require_same(path: Path, target: PackTarget, found: ProfileIdentity) -> Non
     if target.identity is not None and (differences := found.differences(target.identity)):
         said = ", ".join(differences)
         raise PackError(path, f"it is of another device than its target {target.name}: {said}")
-
-
-def _check_head(path: Path, head: _Head) -> None:
-    if head.what != _WHAT:
-        raise PackError(path, f"it is the manifest of something else: {head.what[:40]!r}", _NAME_ONE)
-    if head.format != FORMAT:
-        by = f" (orchestrator {shown(head.orchestrator)} made it)" if head.orchestrator else ""
-        said = f"it has format {head.format}, and this version reads {FORMAT}{by}"
-        raise PackError(path, said, "make the pack again with this version, and sign it again")
 
 
 def _check_manifest(path: Path, manifest: PackManifest) -> None:
@@ -615,14 +649,10 @@ class PackWriter:
     def finish(self, manifest: PackManifest) -> None:
         """Write the manifest; then remove previous generations of its cache files, which nobody needs."""
         path = self.directory / MANIFEST
-        manifest = replace(manifest, signature="" if self.key is None else _UNSIGNED)
-        content = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
-        if len(content) > _CAP:
-            raise PackError(path, f"it would have {len(content)} bytes, more than {_CAP}")
+        content = manifest.encode(self.key)
+        if len(content) > MANIFEST_CAP:
+            raise PackError(path, f"it would have {len(content)} bytes, more than {MANIFEST_CAP}")
         _check_manifest(path, msgspec.json.decode(content, type=PackManifest))
-        if self.key is not None:
-            signature = self.key.sign(_PURPOSE, content).hex()
-            content = content.replace(_UNSIGNED.encode(), signature.encode(), 1)
         write_atomically(path, [content])
         for cache in filter(None, (each.cache for each in manifest.targets)):
             previous = previous_path(self.directory / cache.name)

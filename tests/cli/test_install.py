@@ -270,7 +270,7 @@ def test_each_fault_of_a_pack_has_its_next_step(call: Call, tmp_path: Path) -> N
 
     for verb in ("install", "verify"):
         manifest.write_text(text.replace('"format": 3', '"format": 1'))
-        assert "make the pack again with this version" in step(verb)
+        assert "make it again with this version" in step(verb)
         manifest.write_text(text.replace("orchestrator pack", "something else"))
         assert "name a directory that" in step(verb)
         manifest.write_text(text.replace(".pipeline-cache", ".new-kind"))
@@ -307,3 +307,37 @@ def test_without_the_library_a_signature_says_what_to_install(
     assert done.code == ExitCode.BAD_INPUT
     assert "--trust: cryptography is not installed" in done.err
     assert "pip install 'vulkan-pipeline-orchestrator[sign]'" in done.err
+
+
+def test_a_release_is_published_and_installed_from_its_directory(call: Call, tmp_path: Path) -> None:
+    base = make_pack(tmp_path / "base", OLD, KEY).directory
+    dlc = make_pack(tmp_path / "dlc", OURS, KEY).directory
+    site, player, key = tmp_path / "site", tmp_path / "player", key_file(tmp_path)
+    made = call("publish", base, dlc, "-o", site, "--sign", key, "--name", "game", "--json")
+    assert (made.code, made.document["release"], made.document["components"]) == (0, 1, ["base", "dlc"])
+    assert made.document["signed"] is True
+    install = ("install", site, "-d", "simulated", "--cache-dir", player)
+    refused = call(*install)
+    assert "the origin of this release is not proven" in refused.err
+    one = call(*install, "--trust", trust_file(tmp_path), "--component", "base", "--json")
+    assert (one.code, [each["name"] for each in one.document["components"]]) == (0, ["base"])
+    assert loaded_keys(path_in(player))[0] == OLD
+    both = call(*install, "--trust", trust_file(tmp_path))
+    assert (both.code, "game, release 1: 2 components" in both.out) == (0, True)
+    assert loaded_keys(path_in(player))[0] == UNION
+    unknown = call(*install, "--trust", trust_file(tmp_path), "--component", "level")
+    assert (unknown.code, "it has no component level; there is: base, dlc" in unknown.err) == (2, True)
+    foreign = make_pack(tmp_path / "foreign", identity=OTHER_DRIVER).directory
+    call("publish", foreign, "-o", tmp_path / "other")
+    nothing = call("install", tmp_path / "other", "--unsigned", "-d", "simulated", "--cache-dir", player)
+    assert (nothing.code, "nothing for this device and driver" in nothing.out) == (1, True)
+
+
+def test_without_its_library_an_address_says_what_to_install(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "orchestrator.packs.http_source", raising=False)
+    monkeypatch.setitem(sys.modules, "urllib3", None)
+    done = call("install", "http://127.0.0.1/game", "--unsigned", "--cache-dir", tmp_path)
+    assert (done.code, "urllib3 is not installed" in done.err) == (ExitCode.BAD_INPUT, True)
+    assert "pip install 'vulkan-pipeline-orchestrator[deliver]'" in done.err

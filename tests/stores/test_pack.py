@@ -196,7 +196,7 @@ def test_only_who_has_the_key_can_change_a_signed_pack(tmp_path: Path) -> None:
     assert list(pack.problems()) == []
     with pytest.raises(PackError, match="not signed by the trusted key"):
         Pack.open(pack.directory, SigningKey().public)
-    with pytest.raises(PackError, match="the pack is not signed"):
+    with pytest.raises(PackError, match="it is not signed"):
         Pack.open(make_pack(tmp_path / "bare").directory, TRUST)
     # A file and its hash in the manifest, changed together.
     file = pack.manifest.targets[0].files[0]
@@ -222,7 +222,7 @@ def test_a_pack_of_the_time_before_signatures_says_what_to_do(tmp_path: Path) ->
     directory = rewritten(make_pack(tmp_path / "pack"), change)
     with pytest.raises(PackError, match="format 2, and this version reads 3") as refused:
         Pack.open(directory, TRUST)
-    assert refused.value.next_step == "make the pack again with this version, and sign it again"
+    assert refused.value.next_step == "make it again with this version, and sign it again"
 
 
 def test_notes_come_along_and_strays_are_named(tmp_path: Path) -> None:

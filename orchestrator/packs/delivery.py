@@ -1,0 +1,332 @@
+"""Releases: packs as static files that any web server, CDN or object store serves.
+
+    DIRECTORY/
+      index.json        signed: the number of the release, and its components in the order of their priority
+      files/SHA256      the files of the packs and their manifests, by the hash of their content
+
+A component is a pack, so its manifest says what it has, for which device, and with which hashes. The index is
+written last and files are never changed, so a player takes a whole release at any time. What a player took
+lies in `delivered/NAME` of the cache directory: the index, and each component as a pack. Blocking.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+from attrs import frozen
+
+from orchestrator.errors import shell_text
+from orchestrator.packs.driver import Install, Installed, PackDeviceOpened, pack_driver
+from orchestrator.packs.fetching import BrokenOffError, DeliveryError, Source, fill
+from orchestrator.stores.cache_file import DEFAULT_CAP
+from orchestrator.stores.files.atomic_file import (
+    REAL_FILE_OPERATIONS,
+    MissingFileError,
+    ReadError,
+    SaveError,
+    ensure_directory,
+    likely_cause,
+    read_capped,
+    write_atomically,
+    write_document,
+)
+from orchestrator.stores.pack import (
+    MANIFEST,
+    MANIFEST_CAP,
+    Pack,
+    PackedFile,
+    PackError,
+    PackTarget,
+    PackWriter,
+    SignedDocument,
+)
+from orchestrator.stores.profile_file import ProfileIdentity
+from orchestrator.version import VERSION
+
+if TYPE_CHECKING:
+    from orchestrator.stores.signing import PublicKey, SigningKey
+
+INDEX: Final = "index.json"
+DELIVERED: Final = "delivered"
+_FILES: Final = "files"
+_INDEX_CAP: Final = 16 << 20
+_NAME: Final = "[a-z0-9][a-z0-9-]{0,60}"
+_Name = Annotated[str, msgspec.Meta(pattern=f"^{_NAME}$")]
+
+
+class ReleaseComponent(msgspec.Struct, frozen=True, kw_only=True):
+    """A pack of a release: its manifest, and the devices and drivers that it has something for."""
+
+    name: _Name
+    size: Annotated[int, msgspec.Meta(ge=1, le=MANIFEST_CAP)]
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    identities: Annotated[tuple[ProfileIdentity, ...], msgspec.Meta(max_length=4096)]
+
+
+class ReleaseIndex(SignedDocument, frozen=True, kw_only=True):
+    """What a release says of itself."""
+
+    what: str = "orchestrator release"
+    format: int = 1
+    name: _Name = "release"
+    release: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)] = 1
+    components: Annotated[tuple[ReleaseComponent, ...], msgspec.Meta(max_length=256)] = ()
+
+
+# --- whoever publishes
+
+
+@frozen
+class Published:
+    """A release that was written; the files that the directory did not have, and their bytes."""
+
+    index: ReleaseIndex
+    files: int
+    bytes: int
+
+
+def publish(packs: Sequence[Pack], out: Path, key: SigningKey | None, name: str) -> Published:
+    """Write the next release into a directory. Files of earlier ones stay.
+
+    Args:
+        packs: The components, the most urgent first, each called as its directory; opened with the public
+            key of `key`.
+        out: The directory; the umask decides who reads what is in it.
+        key: Signs the index; None: it is not signed.
+        name: Of the program, the same for all its releases.
+
+    Raises:
+        PackError: A pack is damaged, a name cannot be one, or the release before is not of this key or name.
+        SaveError: Something could not be written.
+    """
+    names = [Path(os.path.realpath(each.directory)).name for each in packs]
+    for each in (name, *names):
+        if not re.fullmatch(_NAME, each) or names.count(each) > 1:
+            why = f"the name {each!r} cannot be used: small letters, digits and -, each name once"
+            raise PackError(out, why, "rename the directory of the pack")
+    try:
+        (out / _FILES).mkdir(0o755, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SaveError(out, "creating the directory", likely_cause(error)) from error
+    with PackWriter(out).alone("name another directory"):
+        before = _release_in(out, None if key is None else key.public)
+        if before is not None and (before.name != name or (before.signed and key is None)):
+            said = f"the release there is signed, or of another program: {before.name}"
+            raise PackError(out, said, "name its key and its name, or another directory")
+        components, new = list[ReleaseComponent](), list[int]()
+        for component, pack in zip(names, packs, strict=True):
+            targets = [each for each in pack.manifest.targets if each.has_data]
+            new += [_put(out, pack.read(file)) for target in targets for file in target.files]
+            manifest = read_capped(pack.directory / MANIFEST, MANIFEST_CAP)
+            new.append(_put(out, manifest))
+            components.append(
+                ReleaseComponent(
+                    name=component,
+                    size=len(manifest),
+                    sha256=hashlib.sha256(manifest).hexdigest(),
+                    identities=tuple(each.identity for each in targets if each.identity is not None),
+                )
+            )
+        number = 1 if before is None else before.release + 1
+        index = ReleaseIndex(orchestrator=VERSION, name=name, release=number, components=tuple(components))
+        write_document(out / INDEX, index.encode(key))
+    return Published(index, sum(map(bool, new)), sum(new))
+
+
+def _put(out: Path, content: bytes) -> int:
+    """Bytes that were written: none where the file is there."""
+    path = out / _FILES / hashlib.sha256(content).hexdigest()
+    with suppress(ReadError):
+        if read_capped(path, len(content)) == content:
+            return 0
+    return write_document(path, content)
+
+
+def _release_in(directory: Path, trust: PublicKey | None) -> ReleaseIndex | None:
+    path = directory / INDEX
+    try:
+        return ReleaseIndex.decode(path, read_capped(path, _INDEX_CAP), trust)
+    except MissingFileError:
+        return None
+    except ReadError as error:
+        raise PackError(path, error.reason) from None
+
+
+# --- whoever installs
+
+
+@frozen
+class DeliveredComponent:
+    """What became of a component; no target where it has nothing for the device."""
+
+    name: str
+    fetched_bytes: int
+    target: PackTarget | None = None
+    installed: Installed | None = None
+
+
+@frozen
+class Delivered:
+    """A release that was installed."""
+
+    index: ReleaseIndex
+    device: PackDeviceOpened
+    fetched_bytes: int  # of the index, manifests and files
+    components: tuple[DeliveredComponent, ...]
+
+
+def deliver(
+    source: Source,
+    directory: Path,
+    trust: PublicKey | None,
+    *,
+    selector: str = "",
+    names: Collection[str] = (),
+    on_step: Callable[[str], None] = lambda _: None,
+    opener: str = "",
+) -> Delivered:
+    """Install what a release has for a device, each component as soon as it is there.
+
+    Args:
+        source: Where the release is.
+        directory: The cache directory.
+        trust: Whose signature it must have; None proves nothing.
+        selector: Which device, as `open_device` takes it.
+        names: The components; none stands for all.
+        on_step: Told what is done, before it is.
+        opener: As in `TrialLimits`.
+
+    Raises:
+        DeliveryError: The release is damaged, not signed by that key, older than the one that is here, or
+            has no such component; a file is not what it says; or the connection broke.
+        PackError: As `packs.driver.install`, as are all others; or another process installs the release.
+    """
+    content, index = _fetched_index(source, trust)
+    wanted = [each for each in index.components if not names or each.name in names]
+    if unknown := set(names) - {each.name for each in wanted}:
+        there = ", ".join(each.name for each in index.components)
+        said = f"it has no component {min(unknown)}; there is: {there}"
+        raise DeliveryError(source.path_of(INDEX), said, "name one of these")
+    place = directory.absolute() / DELIVERED / index.name
+    done: list[DeliveredComponent] = []
+    otherwise = "name another --cache-dir"
+    with pack_driver(selector, opener) as driver, PackWriter(place).alone(otherwise):
+        _refuse_older(place, index, trust, source.path_of(INDEX))
+        write_atomically(place / INDEX, [content])
+        for each in wanted:
+            on_step(f"fetching {each.name}")
+            fetched, pack = _fetched_pack(source, each, place / each.name, trust, driver.device.identity)
+            if pack is None:
+                done.append(DeliveredComponent(each.name, fetched))
+                continue
+            on_step(f"installing {each.name}")
+            proof = b"" if trust is None else trust.raw
+            request = Install(str(pack.directory), proof, str(directory.absolute()))
+            installed = driver.ask(request, f"installing {each.name} for {driver.device.device_name}")
+            assert isinstance(installed, Installed)  # noqa: S101 - what the service answers
+            target = pack.manifest.targets[installed.target]
+            done.append(DeliveredComponent(each.name, fetched, target, installed))
+        total = len(content) + sum(each.fetched_bytes for each in done)
+        return Delivered(index, driver.device, total, tuple(done))
+
+
+def _fetched_index(source: Source, trust: PublicKey | None) -> tuple[bytes, ReleaseIndex]:
+    sink = io.BytesIO()
+    fill(source, INDEX, sink, most=_INDEX_CAP)
+    content = sink.getvalue()
+    try:
+        index = ReleaseIndex.decode(Path(INDEX), content, trust)
+    except PackError as error:
+        raise DeliveryError(source.path_of(INDEX), error.reason, error.next_step) from None
+    if len({each.name for each in index.components}) < len(index.components):
+        raise DeliveryError(source.path_of(INDEX), "two components have one name")
+    return content, index
+
+
+def _refuse_older(place: Path, index: ReleaseIndex, trust: PublicKey | None, path: str) -> None:
+    before = None
+    with suppress(PackError):  # of another key, or damaged: then it says nothing
+        before = _release_in(place, trust)
+    if before is not None and index.release < before.release:
+        raise DeliveryError(
+            path,
+            f"it is release {index.release} of {index.name}, older than {before.release}, which was here",
+            f"tell who publishes it; to go back all the same, remove {shell_text(place)}",
+        )
+
+
+def _fetched_pack(
+    source: Source,
+    component: ReleaseComponent,
+    place: Path,
+    trust: PublicKey | None,
+    identity: ProfileIdentity,
+) -> tuple[int, Pack | None]:
+    """Bytes that were transferred, and the pack with all files of a device; None where there are none."""
+    if identity not in component.identities:
+        return 0, None
+    fetched, manifest = 0, b""
+    with suppress(ReadError):
+        manifest = read_capped(place / MANIFEST, MANIFEST_CAP)
+    name = f"{_FILES}/{component.sha256}"
+    if hashlib.sha256(manifest).hexdigest() != component.sha256:
+        sink = io.BytesIO()
+        fetched = fill(source, name, sink, most=MANIFEST_CAP, size=component.size)
+        manifest = sink.getvalue()
+        _require_hash(source.path_of(name), hashlib.sha256(manifest).hexdigest(), component.sha256)
+    try:
+        pack = Pack.of(place, manifest, trust)
+    except PackError as error:
+        raise DeliveryError(source.path_of(name), error.reason, error.next_step) from None
+    target = pack.manifest.target_of(identity)
+    if target is None or not target.has_data:
+        raise DeliveryError(source.path_of(name), "it has nothing for this device, and the index says it has")
+    ensure_directory(place)
+    fetched += sum(_fetched_file(source, pack, file) for file in target.files)
+    write_atomically(place / MANIFEST, [manifest])
+    for each in pack.strays():  # of earlier releases
+        (place / each).unlink()
+    return fetched, pack
+
+
+def _require_hash(path: str, found: str, expected: str) -> None:
+    if found != expected:
+        raise DeliveryError(path, f"it is not what was published: its hash is {found}")
+
+
+def _fetched_file(source: Source, pack: Pack, file: PackedFile) -> int:
+    """Bytes that were transferred: none where the file is here. It appears once it is proven."""
+    with suppress(PackError):
+        pack.read(file)
+        return 0
+    name, path = f"{_FILES}/{file.sha256}", pack.directory / file.name
+    if file.size > DEFAULT_CAP:
+        raise DeliveryError(source.path_of(name), f"{file.size:,} bytes, more than {DEFAULT_CAP:,}")
+    part = path.with_name(f".{file.sha256}.part")
+    try:
+        with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b") as sink:
+            if sink.seek(0, os.SEEK_END) > file.size:
+                sink.truncate(0)
+            sink.seek(0, os.SEEK_END)
+            fetched = fill(source, name, sink, most=DEFAULT_CAP, size=file.size)
+            sink.flush()
+            sink.seek(0)
+            _require_hash(source.path_of(name), hashlib.file_digest(sink, "sha256").hexdigest(), file.sha256)
+            os.fsync(sink.fileno())
+        REAL_FILE_OPERATIONS.rename(part, path)
+    except BrokenOffError:
+        raise
+    except DeliveryError:
+        part.unlink()
+        raise
+    except OSError as error:
+        raise SaveError(path, "writing what was fetched", likely_cause(error)) from error
+    return fetched

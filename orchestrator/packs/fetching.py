@@ -1,0 +1,148 @@
+"""Takes files from elsewhere, by name, within limits of size and time; goes on where a connection broke.
+
+Nothing that is taken is trusted here: `delivery` proves it. Blocking.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from attrs import field, frozen
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, likely_cause
+
+_CHUNK: Final = 1 << 16
+_PUBLISH: Final = "tell who publishes it; nothing of it was installed"
+
+
+class DeliveryError(OrchestratorError):
+    """What is delivered cannot be used; `path` is where it was to come from, `next_step` what to do."""
+
+    def __init__(self, path: str, reason: str, next_step: str = _PUBLISH) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.next_step = next_step
+
+
+class BrokenOffError(DeliveryError):
+    """The connection broke for good; what arrived is kept, and the next call goes on after it."""
+
+
+class CutError(Exception):
+    """A connection that broke, or did not answer in time; it is tried again."""
+
+
+@frozen
+class Limits:
+    """How long a source may take: a wait, and a whole file, by its size."""
+
+    wait_s: float = 30.0
+    grace_s: float = 60.0
+    bytes_per_s: float = 4096.0
+    attempts: int = 4  # that bring nothing, one after the other
+    pause_s: float = 1.0  # between them
+
+
+@frozen
+class Stream:
+    """A file that is being read."""
+
+    start: int  # offset of the first byte; 0 where the source begins anew
+    length: int | None  # bytes from there to the end; None where the source does not say
+    read: Callable[[int], bytes]  # at most so many bytes, none at the end; raises CutError
+
+
+@frozen
+class Source:
+    """Where files come from: `open` has one from an offset on, and raises CutError and DeliveryError."""
+
+    address: str
+    open: Callable[[str, int], AbstractContextManager[Stream]]
+    limits: Limits = field(factory=Limits)
+
+    def path_of(self, name: str) -> str:
+        """What messages call a file."""
+        return f"{self.address}/{name}"
+
+
+def directory_source(directory: Path) -> Source:
+    """A directory, which may be on another machine."""
+
+    @contextmanager
+    def opened(name: str, start: int) -> Iterator[Stream]:
+        path = directory / name
+        try:
+            descriptor = REAL_FILE_OPERATIONS.open_existing(path)
+        except OSError as error:
+            raise DeliveryError(str(path), likely_cause(error), "check the path") from error
+        with os.fdopen(descriptor, "rb") as file:
+            status = REAL_FILE_OPERATIONS.fstat(descriptor)
+            if not status.is_regular:
+                raise DeliveryError(str(path), "it is no regular file")
+            start = file.seek(min(start, status.size))
+            yield Stream(start, status.size - start, file.read)
+
+    return Source(str(directory), opened)
+
+
+def fill(source: Source, name: str, sink: BinaryIO, *, most: int, size: int | None = None) -> int:
+    """Add to a file what it lacks of one elsewhere; returns the bytes that were transferred.
+
+    Args:
+        source: Where it is.
+        name: Its name there.
+        sink: What there is of it already, positioned at the end.
+        most: Bytes that it may have.
+        size: Bytes that it has. None: that is not known, and `sink` is filled anew.
+
+    Raises:
+        BrokenOffError: The connection broke, again and again.
+        DeliveryError: It is not there, longer or shorter than it may be, or too slow.
+        OSError: The sink cannot be written.
+    """
+    path, limits = source.path_of(name), source.limits
+    end = time.monotonic() + limits.grace_s + (most if size is None else size) / limits.bytes_per_s
+    fetched = vain = 0
+    while sink.tell() != size:
+        before, why = fetched, "it ended early"
+        try:
+            with source.open(name, 0 if size is None else sink.tell()) as stream:
+                sink.seek(stream.start)
+                sink.truncate()
+                for chunk in _chunks(stream, path, most, size):
+                    sink.write(chunk)
+                    fetched += len(chunk)
+                    if time.monotonic() > end:
+                        said = f"slower than {limits.bytes_per_s:,.0f} bytes/s"
+                        raise BrokenOffError(path, said, "try again later; the same command goes on")
+                if size is None:
+                    break
+        except CutError as error:
+            why = str(error)
+        vain = 0 if fetched > before else vain + 1
+        if vain == limits.attempts or time.monotonic() > end:
+            step = "check the address and the connection; the same command goes on where this ended"
+            raise BrokenOffError(path, why, step)
+        time.sleep(limits.pause_s if vain else 0)
+    return fetched
+
+
+def _chunks(stream: Stream, path: str, most: int, size: int | None) -> Iterator[bytes]:
+    """What is left of a stream; raises DeliveryError where it is longer or shorter than it may be."""
+    at = stream.start
+    if stream.length is not None:
+        if size is not None and at + stream.length != size:
+            raise DeliveryError(path, f"it has {at + stream.length:,} bytes, and the release says {size:,}")
+        if at + stream.length > most:
+            raise DeliveryError(path, f"it has {at + stream.length:,} bytes, more than {most:,}")
+    while at != size and (chunk := stream.read(_CHUNK if size is None else min(_CHUNK, size - at))):
+        at += len(chunk)
+        if at > most:
+            raise DeliveryError(path, f"it has more than {most:,} bytes")
+        yield chunk

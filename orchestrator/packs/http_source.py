@@ -1,0 +1,51 @@
+"""A web server, a CDN or an object store as a source of files: plain GET, with Range to go on.
+
+Importing this needs the library urllib3, of the extra `deliver`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from typing import Final
+
+import urllib3
+
+from orchestrator.packs.fetching import CutError, DeliveryError, Limits, Source, Stream
+from orchestrator.version import VERSION
+
+_REDIRECTS: Final = 3
+_HEADERS: Final = {"Accept-Encoding": "identity", "User-Agent": f"orchestrator/{VERSION}"}
+
+
+def http_source(address: str, limits: Limits | None = None) -> Source:
+    """The files below an address, http or https."""
+    address, limits = address.rstrip("/"), limits or Limits()
+    once = urllib3.Retry(total=None, connect=0, read=0, redirect=_REDIRECTS, status=0, other=0)
+    pool = urllib3.PoolManager(retries=once, timeout=limits.wait_s)
+
+    @contextmanager
+    def opened(name: str, start: int) -> Iterator[Stream]:
+        path, headers = f"{address}/{name}", _HEADERS | ({"Range": f"bytes={start}-"} if start else {})
+        try:
+            with closing(pool.request("GET", path, headers=headers, preload_content=False)) as response:
+                yield _stream(path, start, response)
+        except urllib3.exceptions.HTTPError as error:
+            raise CutError(str(getattr(error, "reason", None) or error)) from error
+
+    return Source(address, opened, limits)
+
+
+def _stream(path: str, start: int, response: urllib3.BaseHTTPResponse) -> Stream:
+    status, headers = response.status, response.headers
+    if status == 429 or status >= 500:
+        raise CutError(f"the server answers {status}")
+    is_part = status == 206 and headers.get("Content-Range", "").startswith(f"bytes {start}-")
+    if not is_part and status != 200:
+        why = {404: "it is not there", 416: "it is shorter than the release says"}.get(status, "no file")
+        raise DeliveryError(path, f"{why}: the server answers {status}")
+    if headers.get("Content-Encoding", "identity") != "identity":
+        raise DeliveryError(path, "the server encodes it, and its hash is of what is not encoded")
+    read = partial(response.read1, decode_content=False)
+    return Stream(start if is_part else 0, response.length_remaining, read)

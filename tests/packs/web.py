@@ -1,0 +1,94 @@
+"""A web server on loopback: it serves a directory, counts what it sends, and misbehaves where told to."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+
+class Web(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.root = root
+        self.sent = 0  # bytes of contents
+        self.asked: list[str] = []
+        # What goes wrong with the next requests of a file, by a part of its name; "always" repeats the last.
+        self.faults: dict[str, list[str]] = {}
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def fault(self, name: str) -> str:
+        for part, faults in self.faults.items():
+            if part in name and faults:
+                return faults[0] if faults[1:] == ["always"] else faults.pop(0)
+        return ""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Web
+
+    def do_GET(self) -> None:
+        name = self.path.lstrip("/")
+        wanted = self.headers.get("Range", "")
+        self.server.asked.append(f"{name} {wanted}".strip())
+        fault, path = self.server.fault(name), self.server.root / name
+        if fault.isdigit() or not path.is_file():
+            self.send_error(int(fault or 404))
+            return
+        content = path.read_bytes()
+        if fault in _CHANGES:
+            content = _CHANGES[fault](content)
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and fault != "no range" else 0
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        if fault != "endless":
+            self.send_header("Content-Length", str(len(content) - start))
+        if fault == "encoded":
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        with suppress(OSError):
+            self._send(content[start:], fault)
+
+    def _send(self, content: bytes, fault: str) -> None:
+        if fault == "cut":
+            content = content[: len(content) // 2]
+        parts: Iterator[bytes] = iter([content])
+        if fault == "endless":
+            parts = (bytes(1 << 20) for _ in range(1 << 10))
+        if fault == "slow":
+            parts = (content[at : at + 1] for at in range(len(content)))
+        for part in parts:
+            self.wfile.write(part)
+            self.server.sent += len(part)
+            time.sleep(0.01 if fault == "slow" else 0)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+_CHANGES = {
+    "short": lambda content: content[:-1],
+    "long": lambda content: content + b"x",
+    "replaced": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+}
+
+
+@contextmanager
+def served(root: Path) -> Iterator[Web]:
+    with Web(root) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
