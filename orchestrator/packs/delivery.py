@@ -191,7 +191,6 @@ def deliver(
     selector: str = "",
     names: Collection[str] = (),
     on_step: Callable[[str], None] = lambda _: None,
-    opener: str = "",
 ) -> Delivered:
     """Install what a release has for a device, each component as soon as it is there.
 
@@ -202,7 +201,6 @@ def deliver(
         selector: Which device, as `open_device` takes it.
         names: The components; none stands for all.
         on_step: Told what is done, before it is.
-        opener: As in `TrialLimits`.
 
     Raises:
         DeliveryError: The release is damaged, not signed by that key, older than the one that is here, or
@@ -217,8 +215,7 @@ def deliver(
         raise DeliveryError(source.path_of(INDEX), said, "name one of these")
     place = directory.absolute() / DELIVERED / index.name
     done: list[DeliveredComponent] = []
-    otherwise = "name another --cache-dir"
-    with pack_driver(selector, opener) as driver, PackWriter(place).alone(otherwise):
+    with pack_driver(selector) as driver, PackWriter(place).alone("name another --cache-dir"):
         _refuse_older(place, index, trust, source.path_of(INDEX))
         write_atomically(place / INDEX, [content])
         for each in wanted:

@@ -186,6 +186,7 @@ def test_what_arrived_of_a_file_is_kept_for_the_next_call(web: Web, driver: Driv
         ("encoded", "the server encodes it"),
         ("404", "it is not there: the server answers 404"),
         ("slow", "slower than"),
+        ("silent", "timed out"),
     ],
 )
 def test_a_file_that_is_not_what_was_published_is_refused_by_name(
@@ -193,13 +194,16 @@ def test_a_file_that_is_not_what_was_published_is_refused_by_name(
 ) -> None:
     cache, player = cache_of(web.root), tmp_path / "player"
     web.faults = {cache: [fault, "always"]}
-    limits = evolve(PATIENCE, grace_s=0.1, bytes_per_s=1e9) if fault == "slow" else PATIENCE
+    limits = {
+        "slow": evolve(PATIENCE, grace_s=0.1, bytes_per_s=1e9),
+        "silent": evolve(PATIENCE, wait_s=0.2, attempts=1),
+    }.get(fault, PATIENCE)
     with pytest.raises(DeliveryError, match=f"{cache}: .*{said}"):
         take(web, player, limits)
     # The index, which is proven, says which release was the newest; of the file only a part that broke off.
     index, *parts = sorted(left(player), reverse=True)
     assert index == "delivered/game/index.json"
-    assert parts == ([f"delivered/game/base/.{cache}.part"] if fault == "slow" else [])
+    assert parts == ([f"delivered/game/base/.{cache}.part"] if fault in ("slow", "silent") else [])
     assert driver.installed == []
     web.faults = {}
     take(web, player)
@@ -310,10 +314,18 @@ def test_what_is_published_is_proven_and_of_one_key(tmp_path: Path) -> None:
     assert ReleaseIndex.decode(site / INDEX, (site / INDEX).read_bytes(), TRUST).release == 2
 
 
-def test_random_damage_of_an_index_is_never_taken_for_signed(
-    site: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("name", ["site/index.json", "base/manifest.json"])
+def test_random_damage_is_never_taken_for_signed(
+    site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    whole, noise = (site / INDEX).read_bytes(), random.Random(5)
+    path, noise = tmp_path / name, random.Random(5)
+    whole = path.read_bytes()
+
+    def read(content: bytes, trust: PublicKey | None) -> object:
+        if path.name == INDEX:
+            return ReleaseIndex.decode(path, content, trust)
+        return Pack.of(path.parent, content, trust)
+
     counts: Counter[str] = Counter()
     for _ in range(2000):
         damaged = bytearray(whole)
@@ -329,13 +341,13 @@ def test_random_damage_of_an_index_is_never_taken_for_signed(
         if bytes(damaged) == whole:
             continue
         trusts: dict[str, PublicKey | None] = {"with a key": TRUST, "without": None}
-        for name, trust in trusts.items():
+        for how, trust in trusts.items():
             try:
-                ReleaseIndex.decode(site / INDEX, bytes(damaged), trust)
-                counts[f"{name}: taken"] += 1
+                read(bytes(damaged), trust)
+                counts[f"{how}: taken"] += 1
             except PackError:
-                counts[f"{name}: refused"] += 1
+                counts[f"{how}: refused"] += 1
     with capsys.disabled():
-        print(f"\nindexes damaged at random: {dict(sorted(counts.items()))}")
+        print(f"\n{name} damaged at random: {dict(sorted(counts.items()))}")
     assert counts["with a key: taken"] == 0
     assert counts["with a key: refused"] > 1900

@@ -18,6 +18,7 @@ class Web(ThreadingHTTPServer):
         self.root = root
         self.sent = 0  # bytes of contents
         self.asked: list[str] = []
+        self.ended = threading.Event()
         # What goes wrong with the next requests of a file, by a part of its name; "always" repeats the last.
         self.faults: dict[str, list[str]] = {}
 
@@ -50,6 +51,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        if fault == "silent":
+            self.server.ended.wait(30)
         if fault != "endless":
             self.send_header("Content-Length", str(len(content) - start))
         if fault == "encoded":
@@ -90,5 +93,6 @@ def served(root: Path) -> Iterator[Web]:
         try:
             yield server
         finally:
+            server.ended.set()
             server.shutdown()
             thread.join()
