@@ -21,6 +21,7 @@ from orchestrator.devices.device import DeviceFeatures
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.listing import DeadDriver
 from orchestrator.devices.modes import CacheMode
+from orchestrator.packs.delivery import DeliveredComponent
 from orchestrator.regress.comparison import ExecutableTotals, OnlyOne
 from orchestrator.regress.results import Side
 from orchestrator.regress.rules import RuleVerdict
@@ -833,16 +834,6 @@ class WorkerDocument(Document, frozen=True, kw_only=True):
     directory: Path  # Where sets and unfinished shards are kept.
 
 
-class DeliveredPart(Record, frozen=True, kw_only=True):
-    """A component of a release."""
-
-    name: str
-    target: str | None  # Selector of its target for this device and driver, or null.
-    fetched_bytes: int  # Bytes that were transferred; 0 if everything was here.
-    saved_bytes: int  # Size of the cache file that was written; 0 if none was.
-    not_saved: str | None  # Why nothing was saved, or null.
-
-
 class DeliveredDocument(Document, frozen=True, kw_only=True):
     """`install --json` of a release."""
 
@@ -853,7 +844,7 @@ class DeliveredDocument(Document, frozen=True, kw_only=True):
     device_name: str
     driver: str  # Name and version of its driver.
     fetched_bytes: int  # Bytes that were transferred, with the index and the manifests.
-    components: tuple[DeliveredPart, ...]  # In the order in which they were installed.
+    components: tuple[DeliveredComponent, ...]  # In the order in which they were installed.
 
 
 class PublishDocument(Document, frozen=True, kw_only=True):

@@ -44,7 +44,6 @@ from orchestrator.stores.pack import (
     Pack,
     PackedFile,
     PackError,
-    PackTarget,
     PackWriter,
     SignedDocument,
 )
@@ -163,14 +162,17 @@ def _release_in(directory: Path, trust: PublicKey | None) -> ReleaseIndex | None
 # --- whoever installs
 
 
-@frozen
-class DeliveredComponent:
-    """What became of a component; no target where it has nothing for the device."""
+class DeliveredComponent(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a component of a release."""
 
     name: str
-    fetched_bytes: int
-    target: PackTarget | None = None
-    installed: Installed | None = None
+    target: str | None = None  # Selector of its target for this device and driver, or null.
+    pipelines: int = 0  # Number of pipelines of the target.
+    fetched_bytes: int = 0  # Bytes that were transferred; 0 if everything was here.
+    installed: bool = False  # Whether the device now has what the component has for it.
+    saved_bytes: int = 0  # Size of the cache file that was written; 0 if none was.
+    not_saved: str | None = None  # Why none was, or null.
+    notes: tuple[str, ...] = ()  # What a user should know.
 
 
 @frozen
@@ -222,7 +224,8 @@ def deliver(
             on_step(f"fetching {each.name}")
             fetched, pack = _fetched_pack(source, each, place / each.name, trust, driver.device.identity)
             if pack is None:
-                done.append(DeliveredComponent(each.name, fetched))
+                nothing = "nothing for this device and driver"
+                done.append(DeliveredComponent(name=each.name, not_saved=nothing))
                 continue
             on_step(f"installing {each.name}")
             proof = b"" if trust is None else trust.raw
@@ -230,7 +233,18 @@ def deliver(
             installed = driver.ask(request, f"installing {each.name} for {driver.device.device_name}")
             assert isinstance(installed, Installed)  # noqa: S101 - what the service answers
             target = pack.manifest.targets[installed.target]
-            done.append(DeliveredComponent(each.name, fetched, target, installed))
+            done.append(
+                DeliveredComponent(
+                    name=each.name,
+                    target=target.selector,
+                    pipelines=target.count("created"),
+                    fetched_bytes=fetched,
+                    installed=not installed.is_kept_out,
+                    saved_bytes=installed.saved_bytes,
+                    not_saved=installed.skipped or None,
+                    notes=installed.notes,
+                )
+            )
         total = len(content) + sum(each.fetched_bytes for each in done)
         return Delivered(index, driver.device, total, tuple(done))
 
