@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from html import escape
+from io import StringIO
 from typing import IO, NoReturn
 
 from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
+from rich.terminal_theme import TerminalTheme
+from rich.text import Text
 from rich.theme import Theme
 
 PIPE_WIDTH = 10_000
@@ -78,3 +82,25 @@ def write_table(console: Console, made: Table) -> None:
     console.width = max(width, least)
     console.print(made, crop=False)
     console.width = width
+
+
+# Colours that can be read on white and on black; of these alone the page has any.
+_COLOURS = TerminalTheme((255, 255, 255), (0, 0, 0), [(0, 0, 0), (209, 52, 56), (24, 138, 88), (176, 112, 0)])
+_PAGE_WIDTH = 120
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>TITLE</title><style>:root {{ color-scheme: light dark; }}
+body {{ font: 15px system-ui; padding: 1rem; }} h1 {{ font-size: 1.4rem; }}
+pre {{ font: 13px/1.45 ui-monospace, monospace; overflow-x: auto; }}</style></head>
+<body><h1>TITLE</h1><pre>{code}</pre></body></html>
+"""
+
+
+def page_of(title: str, parts: Iterable[Table | Text | str]) -> str:
+    """An HTML page that shows what a terminal would."""
+    console = Console(file=StringIO(), record=True, theme=_THEME, width=_PAGE_WIDTH, color_system="standard")
+    for each in parts:
+        console.print(each)
+    code_format = _PAGE.replace("TITLE", escape(title).replace("{", "{{").replace("}", "}}"))
+    return console.export_html(theme=_COLOURS, code_format=code_format, inline_styles=True)

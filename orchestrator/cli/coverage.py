@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import trio
 from attrs import evolve
+from cyclopts import Parameter
 
 from orchestrator.cli.application import Flag, JsonFlag, SetNames, TrustedKey
 from orchestrator.cli.documents import CoverageDocument, CoveredTarget
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.output import Output, path_text, seconds_text, styled, table
+from orchestrator.cli.output import Output, key_text, path_text, seconds_text, styled, table
 from orchestrator.cli.progress import ProgressView, progress_view
 from orchestrator.cli.values import archive_paths, trusted_key
 from orchestrator.errors import DeviceError
@@ -20,8 +22,13 @@ from orchestrator.packs.coverage import Coverage, PackCoverage, installed
 from orchestrator.run.records import Hash
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.subset import WHOLE
+from orchestrator.stores.files.atomic_file import write_document
 from orchestrator.stores.pack import Pack, PackError
 from orchestrator.supervise.targets import IN_TURN
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
 
 
 def coverage_verb(
@@ -30,6 +37,7 @@ def coverage_verb(
     *,
     run: Flag = False,
     trust: TrustedKey = None,
+    page: Annotated[Path | None, Parameter(alias="-o", show_default=lambda _: "none")] = None,
     json: JsonFlag = False,
 ) -> int:
     """Show what a player would still compile of a set, with the caches of a pack.
@@ -44,11 +52,12 @@ def coverage_verb(
 
         orchestrator coverage game.foz build/pack
         orchestrator coverage game.foz dlc.foz build/pack --run
-        orchestrator coverage game.foz build/pack --json
+        orchestrator coverage game.foz build/pack --page coverage.html
 
     Args:
         sets_and_pack: The set, as `compile` takes it; and last the directory of the pack.
         run: Prove it by looking everything up. For drivers that can forbid compiling.
+        page: Write an HTML page with the same, and with every missing pipeline.
     """
     if len(sets_and_pack) < 2:
         raise UsageError("a set and a pack are expected", "name both: orchestrator coverage game.foz pack")
@@ -63,6 +72,11 @@ def coverage_verb(
         with progress_view(output) as view:
             found = [_looked_up(whole, each, paths, view) for each in found]
     _show(output, pack_path, found)
+    if page is not None:
+        from orchestrator.cli.console import page_of
+
+        title = f"{', '.join(Path(each).name for each in paths)} in {pack_path.name}"
+        write_document(page, page_of(title, _page(found)).encode())
     is_covered = all(each.held + each.left_out == each.pipelines for each in found)
     return ExitCode.OK if is_covered else ExitCode.PIPELINES_FAILED
 
@@ -83,6 +97,25 @@ def _looked_up(whole: PackCoverage, noted: Coverage, paths: list[str], view: Pro
 
 def _show(output: Output, pack: Path, found: Sequence[Coverage]) -> None:
     output.document(lambda: CoverageDocument(pack=path_text(pack), targets=tuple(map(_document, found))))
+    output.show(_matrix(found))
+    for each in found:
+        if each.missing:
+            output.problem(styled("missing: ", "bad"), f"{each.target.selector}: {output.keys(each.missing)}")
+        if each.problem:
+            output.problem(styled("note: ", "warn"), f"{each.target.selector}: {each.problem}")
+
+
+def _page(found: Sequence[Coverage]) -> Iterator[Table | Text | str]:
+    yield _matrix(found)
+    for each in found:
+        if each.missing:
+            yield from ("", styled(f"missing on {each.target.selector}", "head"))
+            yield styled("  ".join(map(key_text, each.missing)))
+        if each.problem:
+            yield from ("", styled(f"{each.target.selector}: {each.problem}", "warn"))
+
+
+def _matrix(found: Sequence[Coverage]) -> Table:
     made = table("target", "pipelines", "held", "left out", "missing", "to compile", "", numbers=range(1, 6))
     for each in found:
         missing = len(each.missing)
@@ -96,12 +129,7 @@ def _show(output: Output, pack: Path, found: Sequence[Coverage]) -> None:
             about + seconds_text(each.missing_s) if missing else "nothing" if _is_known(each) else "?",
             styled("looked up", "good") if each.proven else styled("by its notes", "dim"),
         )
-    output.show(made)
-    for each in found:
-        if each.missing:
-            output.problem(styled("missing: ", "bad"), f"{each.target.selector}: {output.keys(each.missing)}")
-        if each.problem:
-            output.problem(styled("note: ", "warn"), f"{each.target.selector}: {each.problem}")
+    return made
 
 
 def _is_known(coverage: Coverage) -> bool:

@@ -36,8 +36,8 @@ class RegressArguments:
         after: The driver to compare with it, in the same form.
         time: Compare compile times too, in so many rounds A B B A. From 3 rounds on, each pipeline is judged.
         workers: Number of workers of each side.
-        timeout: Longest time in the driver for one pipeline, such as `5s`; `off`: no limit; `auto`: 60 s. A
-            pipeline that takes longer is lost on its side.
+        timeout: Longest time in the driver for one pipeline, such as `5s` (a number alone is seconds). A
+            pipeline that takes longer is lost on its side. `off`: no limit; `auto`: 60 s.
         fail_on: What causes exit code 1: `crash`, `refused`, `any`, `never`, or a rule such as `spills>0`,
             `CodeSize>+1%`, `MaxWaves<-1%`, `time>+5%`. May be given several times.
         disasm: Write the code of the shaders that the report names (the internal representations), and

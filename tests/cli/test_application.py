@@ -37,7 +37,15 @@ def test_help_shows_examples_that_parse_and_says_what_a_number_alone_means(
     quantities = [each for each in options if _QUANTITY.search(each)]
     for each in quantities:
         assert re.search("number alone is (seconds|bytes|days)", each), each
-    expected = {"compile": 5, "prune": 2, "binaries": 2, "bench": 1, "calibrate": 1, "doctor": 1}
+    expected = {
+        "compile": 5,
+        "regress": 1,
+        "prune": 2,
+        "binaries": 2,
+        "bench": 1,
+        "calibrate": 1,
+        "doctor": 1,
+    }
     expected |= {"set": 1, "refresh": 1}
     assert len(quantities) == expected.get(verb, 0)
     names = {name for each in app[verb].assemble_argument_collection() for name in each.names}

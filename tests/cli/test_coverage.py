@@ -26,7 +26,9 @@ def test_what_a_new_build_of_a_game_adds(call: Call, tmp_path: Path) -> None:
     added = {f"{each:016x}" for each in write_small_set(new, 0, 6)} - {f"{each:016x}" for each in there}
     assert call("compile", old, "-d", "simulated", "--out", pack).code == ExitCode.OK
     assert covered(call, old, pack, code=ExitCode.OK)["held"] == 4
-    noted = covered(call, new, pack, code=ExitCode.PIPELINES_FAILED)
+    page = tmp_path / "page.html"
+    noted = covered(call, new, pack, "--page", page, code=ExitCode.PIPELINES_FAILED)
+    assert set(re.findall("[0-9a-f]{16}", page.read_text("utf-8"))) == added
     proven = covered(call, new, pack, "--run", code=ExitCode.PIPELINES_FAILED)
     assert (noted.pop("proven"), proven.pop("proven")) == (False, True)
     assert noted == proven

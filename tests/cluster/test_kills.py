@@ -38,11 +38,12 @@ def victim_of(place: Place, part: str, moment: random.Random) -> int:
 
 
 def kill(process: int) -> None:
-    """Kill a process, and wait until what it started is gone, too."""
+    """Kill a process, and wait until what it started is gone, too; nothing for 0."""
+    if not process:
+        return
     below = descendants(process)
-    if process:
-        with suppress(ProcessLookupError):  # it has ended since
-            os.kill(process, signal.SIGKILL)
+    with suppress(ProcessLookupError):  # it has ended since
+        os.kill(process, signal.SIGKILL)
     until(lambda: all(map(is_gone, below)))
 
 
