@@ -199,11 +199,10 @@ def _compile_driver_cache(call: _Call, selector: str, clock: StageClock, directo
 
 def _require_misses(call: _Call, selector: str) -> None:
     """Look the set up where there is nothing; raises DeviceError where nothing is missing all the same."""
-    import trio
-
+    from orchestrator.cli.stopping import run_until_signal
     from orchestrator.supervise.targets import IN_TURN
 
-    report = trio.run(partial(IN_TURN.compile, call.paths, _options(call, selector)))
+    report = run_until_signal(partial(IN_TURN.compile, call.paths, _options(call, selector)))
     if report.outcomes.cache_hits and not report.outcomes.failed:
         raise DeviceError(
             f"{report.device.device_name} creates what no cache holds though compiling is forbidden: the "

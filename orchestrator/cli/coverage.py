@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import trio
 from attrs import evolve
 from cyclopts import Parameter
 
@@ -16,6 +15,7 @@ from orchestrator.cli.documents import CoverageDocument, CoveredTarget
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, key_text, path_text, seconds_text, styled, table
 from orchestrator.cli.progress import ProgressView, progress_view
+from orchestrator.cli.stopping import run_until_signal
 from orchestrator.cli.values import archive_paths, trusted_key
 from orchestrator.errors import DeviceError
 from orchestrator.packs.coverage import Coverage, PackCoverage, installed
@@ -89,7 +89,7 @@ def _looked_up(whole: PackCoverage, noted: Coverage, paths: list[str], view: Pro
     try:
         with installed(whole.pack, noted.target) as (directory, options):
             told = {"cache_directory": directory, "on_stage": view.stage, "on_progress": view.progress}
-            report = trio.run(partial(IN_TURN.compile, paths, options, **told))
+            report = run_until_signal(partial(IN_TURN.compile, paths, options, **told))
         return whole.run(noted.target, report)
     except (PackError, DeviceError) as error:
         return evolve(noted, problem=str(error))

@@ -118,10 +118,10 @@ def _refreshed(
 ) -> RefreshedCompile:
     """What becomes of a compile; `present` has names of cache files by selector, and gets more."""
     import msgspec
-    import trio
     from attrs import evolve
 
     from orchestrator.cli.documents import RefreshedCompile
+    from orchestrator.cli.stopping import run_until_signal
     from orchestrator.devices.listing import list_one
     from orchestrator.run.options import CompileOptions
     from orchestrator.stores.cache_file import cache_path
@@ -141,7 +141,7 @@ def _refreshed(
         options = msgspec.msgpack.decode(was.options, type=CompileOptions)
         options = evolve(options, time_limit_s=left_s if left_s < math.inf else None)
         compile_again = partial(IN_TURN.compile, was.set_paths, options, cache_directory=directory)
-        report = trio.run(compile_again)
+        report = run_until_signal(compile_again)
         if report.stopped:
             why = "the time limit was reached" if report.out_of_time else "the device was lost"
             return told(outcome="needed", detail=why)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
+import trio
 from msgspec.structs import replace
 
+from orchestrator.cli.stopping import run_until_signal
 from orchestrator.stores.compiles import remember_compile, remembered_compiles
 from tests.cli.conftest import Call
 
@@ -55,3 +58,18 @@ def test_the_units_run_the_same_command(call: Call, tmp_path: Path) -> None:
     (start,) = [line for line in done.out.splitlines() if line.startswith("ExecStart=")]
     assert start.endswith(f" -m orchestrator refresh --idle --time 1h --cache-dir {tmp_path}")
     assert "[Timer]\n" in done.out
+
+
+def test_a_signal_ends_the_compile_in_order() -> None:
+    ended = []
+
+    async def job() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            await trio.sleep_forever()
+        finally:
+            ended.append("saved")
+
+    with pytest.raises(KeyboardInterrupt, match="what was compiled is saved"):
+        run_until_signal(job)
+    assert ended == ["saved"]
