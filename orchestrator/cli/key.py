@@ -25,6 +25,7 @@ def key_verb(
     **EXAMPLES**
 
         orchestrator key new team.key
+        orchestrator key new keys/release.key --json
 
     Args:
         action: What to do.

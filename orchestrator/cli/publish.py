@@ -30,7 +30,7 @@ def publish_verb(
     **EXAMPLES**
 
         orchestrator publish base level-2 dlc --out site --sign team.key
-        orchestrator install https://cdn.example.org/game --trust team.pub
+        orchestrator publish base --out site --name game --json
 
     Args:
         packs: The packs, the most urgent first. With --sign they must be signed with the same key.
