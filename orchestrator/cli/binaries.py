@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from attrs import frozen
 from cyclopts import Parameter
 
 from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag, PrivateKey, TrustedKey
+from orchestrator.cli.documents import BinariesDocument, BinariesGeneration
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, byte_text, path_text, plural, printable, styled, table
+from orchestrator.cli.pruned import devices_here
 from orchestrator.cli.values import (
     age_ns,
     cache_files_directory,
@@ -23,11 +25,10 @@ from orchestrator.cli.values import (
     size_bytes,
     trusted_key,
 )
-
-if TYPE_CHECKING:
-    from orchestrator.cli.documents import BinariesDocument, BinariesGeneration
-    from orchestrator.stores.binary_export import ExchangeReport
-    from orchestrator.stores.binary_store import BinaryStore, GenerationStat, StoreStat
+from orchestrator.stores.binary_export import ExchangeReport, export_binaries, import_binaries
+from orchestrator.stores.binary_store import BinaryStore, GenerationStat, StoreStat
+from orchestrator.stores.pruning import other_driver
+from orchestrator.stores.state import state_path
 
 Action = Literal["stat", "verify", "export", "import", "prune"]
 _PROBLEMS_SHOWN = 10
@@ -82,10 +83,6 @@ def binaries_verb(
         unsigned: Import a pack without checking its signature.
         pruning: Options of `prune`.
     """
-    from orchestrator.stores.binary_export import export_binaries, import_binaries
-    from orchestrator.stores.binary_store import BinaryStore
-    from orchestrator.stores.state import state_path
-
     _check_usage(action, pack, sign, trust, unsigned=unsigned, prunes=pruning != PruneArguments())
     bound = None if pruning.max_size is None else size_bytes(pruning.max_size, "--max-size")
     age, output = age_ns(pruning.older_than), Output(json=json)
@@ -156,7 +153,6 @@ def _check_usage(
 def _document(
     action: Action, store: BinaryStore, stat: StoreStat, fields: dict[str, Any]
 ) -> BinariesDocument:
-    from orchestrator.cli.documents import BinariesDocument
 
     figures = {name: getattr(stat, name) for name in stat.__struct_fields__}
     figures["generations"] = tuple(map(_generation, stat.generations))
@@ -170,7 +166,6 @@ def _document(
 
 
 def _generation(stat: GenerationStat, *, removed: bool = False) -> BinariesGeneration:
-    from orchestrator.cli.documents import BinariesGeneration
 
     about = stat.about
     figures = ("pipelines", "binaries", "bytes", "shared_driver_keys", "used_s")
@@ -220,8 +215,6 @@ def _exchanged(action: Action, pack: Path, report: ExchangeReport) -> tuple[dict
 def _prune(
     store: BinaryStore, bound: int | None, older_than_ns: int | None, *, dry_run: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    from orchestrator.cli.pruned import devices_here
-    from orchestrator.stores.pruning import other_driver
 
     here, problem = devices_here()
     stat, now = store.statistics(), time.time()

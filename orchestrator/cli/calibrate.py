@@ -12,9 +12,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from orchestrator.bench.calibration import calibrate
 from orchestrator.cli.application import CacheDirectory, DeviceSelector, JsonFlag, in_range
 from orchestrator.cli.errors import ExitCode
+from orchestrator.cli.measured import calibrate_document, show_calibration, show_calibration_progress
 from orchestrator.cli.output import Output, styled
+from orchestrator.cli.progress_bar import MeasurementBar
 from orchestrator.cli.values import (
     MOST_SAMPLES,
     MOST_WORKERS,
@@ -23,7 +26,11 @@ from orchestrator.cli.values import (
     time_limit_seconds,
     usable_directory,
 )
+from orchestrator.devices.opening import own_process
+from orchestrator.process import keep_freed_memory
 from orchestrator.sets.sample import SAMPLE
+from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.stores.profile_file import save_profile
 
 
 def calibrate_verb(
@@ -67,14 +74,6 @@ def calibrate_verb(
         time_limit: Stop within this time, such as `90s` or `20m` (a number alone is seconds). The most
             informative contenders come first.
     """
-    from orchestrator.bench.calibration import calibrate
-    from orchestrator.cli.measured import calibrate_document, show_calibration, show_calibration_progress
-    from orchestrator.cli.progress_bar import MeasurementBar
-    from orchestrator.devices.opening import own_process
-    from orchestrator.process import keep_freed_memory
-    from orchestrator.stores.files.atomic_file import SaveError
-    from orchestrator.stores.profile_file import save_profile
-
     limit = time_limit_seconds(time_limit)
     names = sets or [SAMPLE]
     directory = usable_directory(cache_dir)

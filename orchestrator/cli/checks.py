@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import evolve, field, frozen
 
@@ -25,10 +25,8 @@ from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust
 from orchestrator.stores.files.recovery import PREVIOUS_SUFFIX, QUARANTINE_DIRECTORY, previous_path
 from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file, inspect_state
 from orchestrator.stores.pack import Pack, PackError, is_pack, missing_shards
+from orchestrator.stores.signing import PublicKey
 from orchestrator.stores.state import STATE_NAME
-
-if TYPE_CHECKING:
-    from orchestrator.stores.signing import PublicKey
 
 _BINARIES = "export of binaries"
 _SIGNED = ("pack", _BINARIES, "unreadable")

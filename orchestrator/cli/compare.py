@@ -7,10 +7,15 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from orchestrator.bench.compare import compare_samples
+from orchestrator.bench.rows import read_rows
+from orchestrator.bench.runner import RESULTS
 from orchestrator.cli.application import JsonFlag
 from orchestrator.cli.errors import ExitCode, UsageError
+from orchestrator.cli.measured import compare_document, show_changes
 from orchestrator.cli.output import Output, path_text, styled
 from orchestrator.cli.regress import fail_rules
+from orchestrator.regress.rules import BENCH_RULES, judge_bench
 
 
 def compare_verb(
@@ -47,11 +52,6 @@ def compare_verb(
             more pipelines), `undecided` (a cell has no verdict, or something is missing), `any`, `never`, or
             a rule such as `time>+5%`, `cpu>0%` or `memory>+20%`. May be given several times.
     """
-    from orchestrator.bench.compare import compare_samples
-    from orchestrator.bench.rows import read_rows
-    from orchestrator.cli.measured import compare_document, show_changes
-    from orchestrator.regress.rules import BENCH_RULES, judge_bench
-
     rules, devices, output = fail_rules(fail_on, BENCH_RULES), _devices(device or []), Output(json=json)
     first = read_rows(_results(before))
     reports = []
@@ -83,6 +83,5 @@ def _devices(pairs: list[str]) -> list[tuple[str, str]]:
 
 
 def _results(path: Path) -> Path:
-    from orchestrator.bench.runner import RESULTS
 
     return path / RESULTS if path.is_dir() else path

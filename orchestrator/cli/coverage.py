@@ -11,6 +11,7 @@ from attrs import evolve
 from cyclopts import Parameter
 
 from orchestrator.cli.application import Flag, JsonFlag, SetNames, TrustedKey
+from orchestrator.cli.console import page_of
 from orchestrator.cli.documents import CoverageDocument, CoveredTarget
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, key_text, path_text, seconds_text, styled, table
@@ -73,8 +74,6 @@ def coverage_verb(
             found = [_looked_up(whole, each, paths, view) for each in found]
     _show(output, pack_path, found)
     if page is not None:
-        from orchestrator.cli.console import page_of
-
         title = f"{', '.join(Path(each).name for each in paths)} in {pack_path.name}"
         write_document(page, page_of(title, _page(found)).encode())
     is_covered = all(each.held + each.left_out == each.pipelines for each in found)

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 from msgspec import UNSET
 from rich.text import Text
 
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag
+from orchestrator.cli.documents import (
+    ClusterDevicesDocument,
+    DevicesDocument,
+    FamiliesDocument,
+    FamilyRecord,
+    ListedDevice,
+    MachineRecord,
+)
 from orchestrator.cli.errors import CLUSTER_EXTRA, ExitCode, UsageError
 from orchestrator.cli.output import Output, driver_text, styled, table, version_text
 from orchestrator.cli.values import show_words
-
-if TYPE_CHECKING:
-    from orchestrator.cli.documents import DevicesDocument, FamiliesDocument, ListedDevice
-    from orchestrator.devices.device import DeviceIdentity
-    from orchestrator.devices.families import Family
-    from orchestrator.devices.listing import DeviceEntry, Listing
+from orchestrator.devices.device import DeviceIdentity
+from orchestrator.devices.families import Family, expand, is_pattern
+from orchestrator.devices.listing import DeviceEntry, Listing, list_all, list_one
 
 _OFFERS = (
     ("externally_synchronized_caches", "externally synchronized caches"),
@@ -54,14 +59,11 @@ def devices_verb(
         orchestrator devices --cluster tls://build1:8786 --device radv:navi31
         orchestrator devices --json
     """
-    from orchestrator.devices.families import is_pattern
-
     output = Output(json=json)
     if cluster:
         return _show_cluster(output, cluster, device)
     if is_pattern(device):
         return _show_families(output, device)
-    from orchestrator.devices.listing import Listing, list_all, list_one
 
     if device:
         listing = Listing((list_one(device, all_features=True, on_output=show_words),))
@@ -84,7 +86,6 @@ def _show_cluster(output: Output, address: str, selector: str) -> int:
         from orchestrator.cluster.machines import machines_of
     except ModuleNotFoundError as error:
         raise UsageError(f"--cluster: {error.name} is not installed", CLUSTER_EXTRA) from None
-    from orchestrator.cli.documents import ClusterDevicesDocument, MachineRecord
 
     machines = machines_of(address, selector)
     output.document(
@@ -118,7 +119,6 @@ def without_dead(listing: Listing) -> str:
 
 
 def _show_families(output: Output, pattern: str) -> int:
-    from orchestrator.devices.families import expand
 
     families = expand(pattern)
     output.document(lambda: _families_document(families))
@@ -134,8 +134,6 @@ def _show_families(output: Output, pattern: str) -> int:
 
 def _document(listing: Listing) -> DevicesDocument:
 
-    from orchestrator.cli.documents import DevicesDocument
-
     return DevicesDocument(
         devices=_listed(listing.devices),
         dead_drivers=listing.dead,
@@ -144,7 +142,6 @@ def _document(listing: Listing) -> DevicesDocument:
 
 
 def _listed(devices: Sequence[DeviceEntry]) -> tuple[ListedDevice, ...]:
-    from orchestrator.cli.documents import ListedDevice
 
     return tuple(
         ListedDevice.of(
@@ -159,7 +156,6 @@ def _listed(devices: Sequence[DeviceEntry]) -> tuple[ListedDevice, ...]:
 
 
 def _families_document(families: Sequence[Family]) -> FamiliesDocument:
-    from orchestrator.cli.documents import FamiliesDocument, FamilyRecord
 
     return FamiliesDocument(
         families=tuple(
@@ -171,8 +167,6 @@ def _families_document(families: Sequence[Family]) -> FamiliesDocument:
 
 def identity_of(selector: str) -> DeviceIdentity:
     """The identity of the device that a selector names."""
-    from orchestrator.devices.listing import list_one
-
     return list_one(selector, on_output=show_words).identity
 
 

@@ -7,17 +7,19 @@ example, it does not create the cache directory.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, CacheDirectory, Flag, JsonFlag
+from orchestrator.cli.doctor_checks import check_devices, check_directory, check_program
+from orchestrator.cli.doctor_keys import show_keys
+from orchestrator.cli.documents import DoctorDocument
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, Style, plural, styled
 from orchestrator.cli.values import cache_files_directory, time_limit_seconds, usable_directory
-
-if TYPE_CHECKING:
-    from orchestrator.devices.device import DeviceIdentity
+from orchestrator.devices.device import DeviceIdentity
+from orchestrator.run.records import IdentityRecord
 
 _TIME_LIMIT = "30m"
 _STYLES: dict[str, Style] = {"good": "good", "hint": "warn", "bad": "bad"}
@@ -53,14 +55,8 @@ def doctor_verb(
         time_limit: With --keys: stop after this time, such as `90s` or `20m` (a number alone is seconds). If
             something is left then, nothing is saved.
     """
-    from orchestrator.cli.doctor_checks import check_devices, check_directory, check_program
-    from orchestrator.cli.documents import DoctorDocument
-    from orchestrator.run.records import IdentityRecord
-
     output = Output(json=json)
     if keys:
-        from orchestrator.cli.doctor_keys import show_keys
-
         limit = time_limit_seconds(time_limit or _TIME_LIMIT)
         return show_keys(output, device or "", usable_directory(cache_dir), tuple(only or ()), limit)
     for option, value in (("--only", only), ("--time-limit", time_limit)):

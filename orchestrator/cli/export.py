@@ -13,10 +13,13 @@ from cyclopts import Parameter
 
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag
 from orchestrator.cli.devices import identity_of
+from orchestrator.cli.documents import ExportDocument
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, byte_text, path_text, styled
 from orchestrator.cli.values import require_writable
 from orchestrator.errors import shell_text
+from orchestrator.stores.cache_file import LoadStatus, read_cache_file
+from orchestrator.stores.files.atomic_file import write_document
 
 
 def export_verb(
@@ -43,10 +46,6 @@ def export_verb(
         file: A cache file.
         output: The file to write; an existing one is replaced.
     """
-    from orchestrator.cli.documents import ExportDocument
-    from orchestrator.stores.cache_file import LoadStatus, read_cache_file
-    from orchestrator.stores.files.atomic_file import write_document
-
     out = Output(json=json)
     require_writable(output, inputs=[file])
     found = read_cache_file(Path(os.path.realpath(file)), None if device is None else identity_of(device))

@@ -8,10 +8,15 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from orchestrator.cli.application import JsonFlag, SetNames, UsedList
+from orchestrator.cli.documents import ExtractDocument
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, byte_text, path_text, plural
 from orchestrator.cli.values import archive_paths, hash_number, require_writable, used_keys
 from orchestrator.errors import shell_text
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.extraction import extract
+from orchestrator.sets.opening import open_paths
+from orchestrator.sets.records import KIND_OF_TAG
 
 
 def extract_verb(
@@ -37,12 +42,6 @@ def extract_verb(
             of the pipelines that a program bound. What it names and the set lacks is left out.
         output: The archive to write; an existing one is replaced.
     """
-    from orchestrator.cli.documents import ExtractDocument
-    from orchestrator.sets.archive.writer import ArchiveWriter
-    from orchestrator.sets.extraction import extract
-    from orchestrator.sets.opening import open_paths
-    from orchestrator.sets.records import KIND_OF_TAG
-
     paths = archive_paths(sets)
     require_writable(output, inputs=[*paths, *([used] if used else [])])
     with open_paths(paths) as source, ArchiveWriter(output) as writer:

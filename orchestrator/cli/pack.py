@@ -8,10 +8,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from orchestrator.cli.application import JsonFlag
+from orchestrator.cli.documents import PackDocument, PackedName
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, byte_text, path_text, plural
 from orchestrator.cli.values import require_writable
+from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import shell_text
+from orchestrator.run.records import Hash
+from orchestrator.sets.authoring.manifest import pack_manifest
 
 
 def pack_verb(
@@ -35,11 +39,6 @@ def pack_verb(
         manifest: The manifest, a TOML file; paths of shaders are relative to it.
         output: The archive to write, such as `set.foz`.
     """
-    from orchestrator.cli.documents import PackDocument, PackedName
-    from orchestrator.devices.image import PipelineKind
-    from orchestrator.run.records import Hash
-    from orchestrator.sets.authoring.manifest import pack_manifest
-
     require_writable(output, inputs=[manifest])
     out = Output(json=json)
     report = pack_manifest(manifest, output)

@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag, in_range
+from orchestrator.cli.pruned import prune_directory
 from orchestrator.cli.values import age_ns, named_directory, size_bytes
 
 
@@ -45,8 +46,6 @@ def prune_verb(
             saved last. Files of older builds are removed, also of devices that are not here.
         dry_run: Only show what would be removed.
     """
-    from orchestrator.cli.pruned import prune_directory
-
     bound, age = None if max_size is None else size_bytes(max_size, "--max-size"), age_ns(older_than)
     return prune_directory(
         named_directory(cache_dir), bound, age, keep_builds=keep_builds, dry_run=dry_run, json=json

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from orchestrator.cli.application import CacheDirectory, JsonFlag
+from orchestrator.cli.documents import HeldQuarantine, QuarantineDocument
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, key_text, path_text, plural, styled, table
 from orchestrator.cli.values import hash_number, named_directory
-
-if TYPE_CHECKING:
-    from orchestrator.cli.documents import QuarantineDocument
-    from orchestrator.stores.culprits import Quarantine
+from orchestrator.stores.culprits import Quarantine, quarantines, remove_culprits
 
 _WHAT = ("list", "clear")
 
@@ -38,8 +36,6 @@ def quarantine_verb(
         orchestrator quarantine clear 43210c2d62f9536c
         orchestrator quarantine clear --cache-dir build/cache
     """
-    from orchestrator.stores.culprits import quarantines
-
     if what not in _WHAT:
         raise UsageError(f"quarantine {what!r}: `list` or `clear` is expected")
     if keys and what == "list":
@@ -64,7 +60,6 @@ def quarantine_verb(
 
 
 def _clear(directory: Path, keys: list[str]) -> int:
-    from orchestrator.stores.culprits import quarantines, remove_culprits
 
     usable = {path: held for path, held, _ in quarantines(directory) if held is not None and held.culprits}
     there = {each.key for held in usable.values() for each in held.culprits}
@@ -80,7 +75,6 @@ def _clear(directory: Path, keys: list[str]) -> int:
 def _document(
     directory: Path, cleared: int | None, found: list[tuple[Path, Quarantine | None, str]]
 ) -> QuarantineDocument:
-    from orchestrator.cli.documents import HeldQuarantine, QuarantineDocument
 
     return QuarantineDocument(
         directory=directory,

@@ -8,19 +8,22 @@ import sys
 import time as clock
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 from cyclopts import Parameter
 
 from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag, in_range
+from orchestrator.cli.documents import RefreshDocument, RefreshedCompile
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, Style, path_text, plural, styled
+from orchestrator.cli.stopping import run_until_signal
 from orchestrator.cli.values import named_directory, time_limit_seconds
+from orchestrator.devices.listing import list_one
 from orchestrator.errors import NoDeviceError, OrchestratorError, shell_text, shown
-
-if TYPE_CHECKING:
-    from orchestrator.cli.documents import RefreshedCompile
-    from orchestrator.stores.compiles import RememberedCompile
+from orchestrator.run.options import CompileOptions
+from orchestrator.stores.cache_file import cache_path
+from orchestrator.stores.compiles import RememberedCompile, remember_compile, remembered_compiles
+from orchestrator.supervise.targets import IN_TURN
 
 _UNITS: Final = {
     "orchestrator-refresh.service": """[Unit]
@@ -92,8 +95,6 @@ def refresh_verb(
 
 
 def _refresh(directory: Path, out: Output, limit_s: float) -> ExitCode:
-    from orchestrator.cli.documents import RefreshDocument
-    from orchestrator.stores.compiles import remembered_compiles
 
     ends_s = clock.monotonic() + limit_s
     done: list[RefreshedCompile] = []
@@ -119,14 +120,6 @@ def _refreshed(
     """What becomes of a compile; `present` has names of cache files by selector, and gets more."""
     import msgspec
     from attrs import evolve
-
-    from orchestrator.cli.documents import RefreshedCompile
-    from orchestrator.cli.stopping import run_until_signal
-    from orchestrator.devices.listing import list_one
-    from orchestrator.run.options import CompileOptions
-    from orchestrator.stores.cache_file import cache_path
-    from orchestrator.stores.compiles import remember_compile
-    from orchestrator.supervise.targets import IN_TURN
 
     told = partial(RefreshedCompile, set=tuple(map(path_text, was.set_paths)), selector=was.selector)
     if lost := next((each for each in was.set_paths if not Path(each).exists()), None):
@@ -156,7 +149,6 @@ def _refreshed(
 
 
 def _print_units(out: Output, directory: Path | None, *, time: str, nice: int, idle: bool) -> ExitCode:
-    from orchestrator.cli.documents import RefreshDocument
 
     words = [sys.executable, "-m", "orchestrator", "refresh"]
     words += ["--idle"] if idle else []

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from attrs import frozen
 from cyclopts import Parameter
@@ -14,13 +14,16 @@ from cyclopts import Parameter
 from orchestrator.cli.application import DEVICE_HELP, FIRST_DEVICE, POSITIVE, Flag, JsonFlag, in_range
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output
-
-if TYPE_CHECKING:
-    from orchestrator.cli.regressed import Judged
-    from orchestrator.regress.code import ShaderCode
-    from orchestrator.regress.comparison import SideComparison
-    from orchestrator.regress.live import LiveComparison
-    from orchestrator.regress.rules import FailRule
+from orchestrator.cli.regressed import Judged, show_all, write_all
+from orchestrator.cli.values import archive_paths, pipeline_limit
+from orchestrator.errors import OrchestratorError
+from orchestrator.regress.code import ShaderCode
+from orchestrator.regress.comparison import SideComparison, compare_results
+from orchestrator.regress.live import LiveComparison
+from orchestrator.regress.results import read_results
+from orchestrator.regress.rules import DEFAULT_RULES, FailRule
+from orchestrator.regress.sides import SideDriver
+from orchestrator.supervise.targets import selectors_of
 
 _NOTHING = Parameter(show_default=lambda _: "none")
 _CANNOT_JUDGE = 125
@@ -94,10 +97,6 @@ def regress_verb(
         sets: With `--before` and `--after`: `.foz` archives, or a manifest, each an application. Else two
             files of results: of this verb, or CSV of `compile --pipeline-stats` or of `fossilize-replay`.
     """
-    from orchestrator.cli.regressed import show_all, write_all
-    from orchestrator.errors import OrchestratorError
-    from orchestrator.regress.rules import DEFAULT_RULES
-
     output = Output(json=json)
     rules = fail_rules(arguments.fail_on, DEFAULT_RULES)
     _check(sets, arguments)
@@ -117,8 +116,6 @@ def regress_verb(
 
 def fail_rules(given: Sequence[str] | None, default: Sequence[str]) -> list[FailRule]:
     """The rules of `--fail-on`."""
-    from orchestrator.regress.rules import FailRule
-
     try:
         return [FailRule.parse(each) for each in given or default]
     except ValueError as error:
@@ -143,9 +140,6 @@ def _check(sets: Sequence[str], given: RegressArguments) -> None:
 
 
 def _read(paths: Sequence[str], rules: Sequence[FailRule]) -> list[Judged]:
-    from orchestrator.cli.regressed import Judged
-    from orchestrator.regress.comparison import compare_results
-    from orchestrator.regress.results import read_results
 
     first, second = (read_results(Path(each)) for each in paths)
     return [Judged.of((), compare_results(first, second), rules)]
@@ -165,12 +159,6 @@ def _work_folder(out: Path | None) -> Iterator[Path]:
 def _compiled(
     sets: Sequence[str], given: RegressArguments, rules: Sequence[FailRule], output: Output
 ) -> list[Judged]:
-    from orchestrator.cli.regressed import Judged
-    from orchestrator.cli.values import archive_paths, pipeline_limit
-    from orchestrator.regress.comparison import compare_results
-    from orchestrator.regress.live import LiveComparison
-    from orchestrator.regress.sides import SideDriver
-    from orchestrator.supervise.targets import selectors_of
 
     try:
         sides = SideDriver.parse(given.before), SideDriver.parse(given.after)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from attrs import frozen
@@ -12,6 +12,13 @@ from cyclopts import Parameter
 from msgspec import UNSET
 
 from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag, SetNames, UsedList
+from orchestrator.cli.documents import (
+    MergedSet,
+    SetDiffDocument,
+    SetDifference,
+    SetMergeDocument,
+    SetSampleDocument,
+)
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.extract import extract_verb, show_written
 from orchestrator.cli.output import Output, key_text, path_text, plural, styled, table
@@ -24,10 +31,11 @@ from orchestrator.cli.values import (
     used_keys,
 )
 from orchestrator.errors import shown
-
-if TYPE_CHECKING:
-    from orchestrator.cli.documents import SetDifference
-    from orchestrator.sets.extraction import Name
+from orchestrator.run.records import Hash
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.extraction import Dependencies, Name, pipelines_of, sample, write_records
+from orchestrator.sets.records import KIND_OF_TAG
+from orchestrator.stores.run_notes import best_known_durations
 
 Action = Literal["merge", "diff", "extract", "sample"]
 _TAKES: Final = {
@@ -105,10 +113,6 @@ def set_verb(
 
 
 def _merge(sets: list[str], output: Path, out: Output) -> ExitCode:
-    from orchestrator.cli.documents import MergedSet, SetMergeDocument
-    from orchestrator.run.records import Hash
-    from orchestrator.sets.archive.writer import ArchiveWriter
-    from orchestrator.sets.extraction import pipelines_of
 
     require_writable(output, inputs=[path for each in sets for path in archive_paths([each])])
     parts: list[MergedSet] = []
@@ -144,10 +148,6 @@ def _merge(sets: list[str], output: Path, out: Output) -> ExitCode:
 
 
 def _diff(sets: list[str], out: Output) -> ExitCode:
-    from orchestrator.cli.documents import SetDiffDocument
-    from orchestrator.run.records import Hash
-    from orchestrator.sets.extraction import Dependencies
-    from orchestrator.sets.records import KIND_OF_TAG
 
     if len(sets) != 2:
         raise UsageError(f"set diff: two sets are compared, not {len(sets)}", "name two")
@@ -187,7 +187,6 @@ def _diff(sets: list[str], out: Output) -> ExitCode:
 
 
 def _difference(name: str, one: AbstractSet[Name], other: AbstractSet[Name]) -> SetDifference:
-    from orchestrator.cli.documents import SetDifference
 
     return SetDifference(
         name=name, only_first=len(one - other), both=len(one & other), only_second=len(other - one)
@@ -197,11 +196,6 @@ def _difference(name: str, one: AbstractSet[Name], other: AbstractSet[Name]) -> 
 def _sample(
     sets: list[str], given: SampleArguments, used: Path | None, output: Path, out: Output
 ) -> ExitCode:
-    from orchestrator.cli.documents import SetSampleDocument
-    from orchestrator.sets.archive.writer import ArchiveWriter
-    from orchestrator.sets.extraction import sample, write_records
-    from orchestrator.sets.records import KIND_OF_TAG
-    from orchestrator.stores.run_notes import best_known_durations
 
     if not given.max_size:
         raise UsageError("set sample: the largest size is missing", "such as --max-size 10M")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.cli.application import Flag, JsonFlag, TrustedKey
+from orchestrator.cli.checks import check
+from orchestrator.cli.documents import CheckedFile, VerifyDocument
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, path_text, plural, styled
 from orchestrator.cli.values import trusted_key
@@ -46,9 +48,6 @@ def verify_verb(
         complete: Refuse a pack with a target that has nothing or is not finished, missing shards, or
             pipelines that were not run.
     """
-    from orchestrator.cli.checks import check
-    from orchestrator.cli.documents import CheckedFile, VerifyDocument
-
     output, key = Output(json=json), trusted_key(trust)
     checked = [each for path in paths for each in check(path, key, output, complete=complete)]
     bad = sum(bool(each.problems) for each in checked)

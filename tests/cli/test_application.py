@@ -81,7 +81,7 @@ def test_a_bug_shows_its_traceback(monkeypatch: pytest.MonkeyPatch, call: Call, 
     def broken(**_: object) -> int:
         raise error
 
-    monkeypatch.setattr("orchestrator.devices.listing.list_all", broken)
+    monkeypatch.setattr("orchestrator.cli.devices.list_all", broken)
     done = call("devices", "--json")
     assert done.code == ExitCode.BUG
     assert "Traceback" in done.err

@@ -11,7 +11,6 @@ from orchestrator.bench.jobs import Answer, FillJob, Job, Probed, ProbeJob, Samp
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import simulated_identity
-from orchestrator.stores import profile_file
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.profile_file import load_profile
 from orchestrator.stores.state import state_path
@@ -44,7 +43,7 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> None:
     def calibrate(*arguments: object, **options: object) -> calibrating.Calibrated:
         return real(*arguments, **options, run_job=quick)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(calibrating, "calibrate", calibrate)
+    monkeypatch.setattr("orchestrator.cli.calibrate.calibrate", calibrate)
 
 
 @pytest.mark.usefixtures("instant")
@@ -113,7 +112,7 @@ def test_what_cannot_be_saved_is_shown(
     def refuse(*_: object) -> Path:
         raise SaveError(tmp_path / "profile", "fsync", "the file system is full")
 
-    monkeypatch.setattr(profile_file, "save_profile", refuse)
+    monkeypatch.setattr("orchestrator.cli.calibrate.save_profile", refuse)
     done = call("calibrate", "--device", "simulated", "-j", "2", "--cache-dir", tmp_path, *json)
     assert done.code == ExitCode.BAD_INPUT
     assert "the file system is full" in done.err
