@@ -53,8 +53,8 @@ SIGMA = 1.5
 MEDIAN_NS = 2_000_000
 JOBS = 10_000
 WORKERS = (2, 8, 64)
-AS_GIVEN = ScheduleOptions(order=Order.GIVEN, expect_hits=0.0)
-ONE_BY_ONE = ScheduleOptions(order=Order.GIVEN, expect_hits=0.0, batch_limit=1)
+AS_GIVEN = ScheduleOptions(order=Order.GIVEN, hit_share=0.0)
+ONE_BY_ONE = ScheduleOptions(order=Order.GIVEN, hit_share=0.0, batch_limit=1)
 ANSWER_WORKERS = 16
 ANSWERS_NS = (0, 250_000, 450_000)
 BLIND_JOBS = (114, 238, 682)
@@ -199,7 +199,7 @@ def blind_rows(seeds: int) -> Iterator[Row]:
             costs = np.random.default_rng(seed).integers(20_000_000, 40_000_000, jobs)
             bound = max(int(costs.max()), -(-int(costs.sum()) // ANSWER_WORKERS))
             order = np.random.default_rng(1000 + seed).permutation(jobs)
-            options, nothing_known = ScheduleOptions(expect_hits=0.0), graph_of(None, jobs)
+            options, nothing_known = ScheduleOptions(hit_share=0.0), graph_of(None, jobs)
             contenders = {
                 "scheduler": _run_cost(nothing_known, options, costs, ANSWER_WORKERS),
                 "a list in any order": _run_cost(nothing_known, ONE_BY_ONE, costs[order], ANSWER_WORKERS),
@@ -225,7 +225,7 @@ def static_makespan(costs: Costs, workers: int) -> int:
 
 def makespan_rows(seeds: int) -> Iterator[Row]:
     """One row for each contender, number of workers and seed."""
-    options = ScheduleOptions(expect_hits=0.0)
+    options = ScheduleOptions(hit_share=0.0)
     for seed in range(seeds):
         costs = costs_of(JOBS, seed)
         wrong = np.random.default_rng(1000 + seed).lognormal(0.0, 0.5, JOBS)

@@ -273,7 +273,7 @@ def unsteered_schedule(
         pin_followers=mode not in NO_WORKER_CACHES,
         target_ns=target_ns,
         batch_limit=batch_limit or BATCH_LIMIT,
-        expect_hits=0.0,
+        hit_share=0.0,
     )
 
 

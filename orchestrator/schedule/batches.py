@@ -47,13 +47,13 @@ class Experience:
     batches to the largest within eight batches, and a cold run goes to single jobs after one.
 
     Args:
-        expect_hits: Estimated share of hits at the start, 0..1.
+        hit_share: Estimated share of hits at the start, 0..1.
         weight: How many jobs that estimate is worth.
     """
 
-    def __init__(self, expect_hits: float, weight: float = 1.0) -> None:
-        self.hits = expect_hits * weight  # that are remembered, with those that the estimate is worth
-        self._misses = (1.0 - expect_hits) * weight
+    def __init__(self, hit_share: float, weight: float = 1.0) -> None:
+        self.hits = hit_share * weight  # that are remembered, with those that the estimate is worth
+        self._misses = (1.0 - hit_share) * weight
         self._hit_ns = float(HIT_COST_NS)
         self._seen_hit = False
         self._measured = self._estimated = self._compiled = 0.0

@@ -60,7 +60,7 @@ class ScheduleOptions:
             urgent job waits no longer than this for a worker. 200 ms suits a cold run that is not, because
             each call costs half a millisecond outside the driver.
         batch_limit: Most jobs in one batch, which is one driver call.
-        expect_hits: Estimated share of hits before anything was learned, 0..1, among the jobs that
+        hit_share: Estimated share of hits before anything was learned, 0..1, among the jobs that
             `JobGraph.hits` does not name.
         streaming: Whether jobs are entered during the run, and none at the start. Until `close`, a worker is
             told to wait where it would be told that all is done.
@@ -76,7 +76,7 @@ class ScheduleOptions:
     pin_followers: bool = field(default=True, validator=validators.instance_of(bool))
     target_ns: int = field(default=2_000_000, validator=[validators.instance_of(int), validators.ge(1)])
     batch_limit: int = field(default=256, validator=[validators.instance_of(int), validators.ge(1)])
-    expect_hits: float = field(default=0.5, validator=[validators.ge(0.0), validators.le(1.0)])
+    hit_share: float = field(default=0.5, validator=[validators.ge(0.0), validators.le(1.0)])
     streaming: bool = field(default=False, validator=validators.instance_of(bool))
     few_for_hits: bool = field(default=False, validator=validators.instance_of(bool))
     costs_recorded: bool = field(default=False, validator=validators.instance_of(bool))

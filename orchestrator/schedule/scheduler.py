@@ -376,7 +376,7 @@ class Scheduler:
             return self._others[lane]
         found = self._compiles.get(kind)
         if found is None:
-            found = self._compiles[kind] = Experience(self.options.expect_hits)
+            found = self._compiles[kind] = Experience(self.options.hit_share)
         return found
 
     def finished(

@@ -98,7 +98,7 @@ async def test_what_links_a_skipped_pipeline_is_skipped() -> None:
 async def test_a_call_that_fails_as_a_whole_costs_only_the_pipeline_to_blame() -> None:
     device = RefusingDevice({3: ERROR_OUT_OF_HOST_MEMORY, 200: ERROR_UNKNOWN})
     prepared = prepared_set(device, libraries={100: [3]})
-    options = RunOptions(workers=2, schedule=ScheduleOptions(expect_hits=1.0))
+    options = RunOptions(workers=2, schedule=ScheduleOptions(hit_share=1.0))
     report = await run_pipelines(device, prepared, options)
     check_sums(report)
     assert [each.index for each in report.failed] == [3, 100, 200]

@@ -29,7 +29,7 @@ from orchestrator.schedule.options import Order, ScheduleOptions
 from tests.run.support import EACH_BATCH, check_sums, hits_of, prepared_set, without
 
 ROLLING_MODES = (CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL, CacheMode.TWO_LEVEL)
-SMALL_BATCHES = ScheduleOptions(order=Order.GIVEN, batch_limit=4, expect_hits=1.0, target_ns=10**9)
+SMALL_BATCHES = ScheduleOptions(order=Order.GIVEN, batch_limit=4, hit_share=1.0, target_ns=10**9)
 
 
 class MergesBetweenBatches:

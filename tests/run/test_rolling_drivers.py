@@ -22,7 +22,7 @@ from orchestrator.sets.sample import sample_path
 from tests.drivers import run_on_device, unsupported
 
 NAVI21 = "radv:navi21"
-SMALL_BATCHES = ScheduleOptions(order=Order.GIVEN, batch_limit=4, expect_hits=1.0, target_ns=10**9)
+SMALL_BATCHES = ScheduleOptions(order=Order.GIVEN, batch_limit=4, hit_share=1.0, target_ns=10**9)
 OFTEN = MergePolicy(rolling=True, batches=2, age_ns=None)
 
 

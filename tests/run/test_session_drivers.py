@@ -30,7 +30,7 @@ async def test_a_steered_session_leaves_a_cache_in_which_all_hits(mode: CacheMod
         prepared = device.prepare(image)
         everything = range(len(image))
         linker = int(np.flatnonzero(np.diff(image.library_slot_start))[0])
-        options = ScheduleOptions(expect_hits=0.0)
+        options = ScheduleOptions(hit_share=0.0)
         async with open_session(
             device, prepared, RunOptions(workers=2, mode=mode, keep=True, time_limit_s=0, schedule=options)
         ) as session:

@@ -37,7 +37,7 @@ class Steered:
         self.clock = FakeClock()
         image = simulated_image(range(count), libraries=libraries)
         jobs = JobGraph.of_image(image, recorded_ns=np.full(count, cost_ns, np.int64))
-        options = ScheduleOptions(batch_limit=1, expect_hits=0.0, streaming=True)
+        options = ScheduleOptions(batch_limit=1, hit_share=0.0, streaming=True)
         self.scheduler = Scheduler(jobs, workers, options)
         self.exchange = Exchange(self.scheduler, clock_ns=self.clock)
 

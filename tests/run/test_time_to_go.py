@@ -24,7 +24,7 @@ from orchestrator.schedule.scheduler import Scheduler
 from tests.schedule.machine import job_graph, requested, simulate
 
 SECOND = 1_000_000_000
-OPTIONS = ScheduleOptions(target_ns=1, expect_hits=0.0)
+OPTIONS = ScheduleOptions(target_ns=1, hit_share=0.0)
 SLOW = 10
 """A driver so many times slower than the one that was recorded, so that the runs take 20 s to a minute."""
 

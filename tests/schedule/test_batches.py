@@ -59,7 +59,7 @@ def test_batches_are_single_where_pipelines_compile() -> None:
 
 
 def test_batches_aim_at_the_time_asked_for() -> None:
-    options = ScheduleOptions(target_ns=40_000_000, expect_hits=0.0)
+    options = ScheduleOptions(target_ns=40_000_000, hit_share=0.0)
     # Costs are believed to be a tenth of what they are; the first job shows it, before a
     # batch is cut by that belief.
     scheduler = Scheduler(job_graph(3000, costs=[500_000] * 3000), 1, options)
@@ -88,7 +88,7 @@ def hit_sizes(count: int, hit_share: float, holes: range = range(0)) -> list[lis
     hits = np.ones(count, np.bool_)
     hits[holes.start : holes.stop : holes.step] = False
     graph = job_graph(count, costs=[5_000_000 + 1000 * job for job in range(count)], hits=hits.tolist())
-    scheduler = Scheduler(graph, 2, ScheduleOptions(expect_hits=0.0, batch_limit=1024, target_ns=10**9))
+    scheduler = Scheduler(graph, 2, ScheduleOptions(hit_share=0.0, batch_limit=1024, target_ns=10**9))
     found = []
     while scheduler.queued:
         batch = requested(scheduler, 0)
@@ -174,7 +174,7 @@ def test_the_first_of_a_shader_of_many_goes_early_and_alone_and_the_rest_is_esti
         costs=[1_000_000] * 20 + [2_000_000] * 40,
         modules={job: [0] if job < 20 else [job] for job in range(60)},
     )
-    scheduler = Scheduler(graph, 2, ScheduleOptions(target_ns=100_000_000, expect_hits=0.0))
+    scheduler = Scheduler(graph, 2, ScheduleOptions(target_ns=100_000_000, hit_share=0.0))
     taken: list[list[int]] = []
     while isinstance(answer := scheduler.request(0), Assignment):
         jobs = jobs_of(answer)

@@ -195,7 +195,7 @@ def test_promoting_takes_along_what_is_waited_for() -> None:
 
 
 def test_a_deadline_stops_between_batches_and_the_next_goes_on() -> None:
-    options = ScheduleOptions(expect_hits=0.0, target_ns=1)
+    options = ScheduleOptions(hit_share=0.0, target_ns=1)
     scheduler = Scheduler(job_graph(10, costs=[4 * MS] * 10), 1, options)
     scheduler.set_deadline(10 * MS)
     order: list[int] = []
@@ -213,7 +213,7 @@ def test_a_deadline_stops_between_batches_and_the_next_goes_on() -> None:
 
 
 def test_a_deadline_takes_what_fits_and_one_job_that_does_not() -> None:
-    options = ScheduleOptions(expect_hits=0.0, batch_limit=1)
+    options = ScheduleOptions(hit_share=0.0, batch_limit=1)
     scheduler = Scheduler(job_graph(4, costs=[80 * MS, 3 * MS, 20 * MS, 1 * MS]), 2, options)
     scheduler.set_deadline(4 * MS)
     batches = [requested(scheduler, worker) for worker in range(2)]
@@ -228,7 +228,7 @@ def test_a_deadline_takes_what_fits_and_one_job_that_does_not() -> None:
 
 
 def test_a_deadline_goes_by_the_clock_and_not_by_what_was_estimated() -> None:
-    options = ScheduleOptions(expect_hits=0.0, batch_limit=1)
+    options = ScheduleOptions(hit_share=0.0, batch_limit=1)
     scheduler = Scheduler(job_graph(40, costs=[4 * MS] * 40), 1, options)
     scheduler.set_deadline(10 * MS + MS // 2)
     begun = 0
@@ -269,7 +269,7 @@ def test_under_a_deadline_what_takes_longer_is_created_alone_though_all_hit() ->
 
 def test_what_is_exempt_begins_after_the_deadline() -> None:
     graph = job_graph(3, priorities=[1, 0, 2], costs=[MS] * 3)
-    scheduler = Scheduler(graph, 1, ScheduleOptions(expect_hits=0.0))
+    scheduler = Scheduler(graph, 1, ScheduleOptions(hit_share=0.0))
     scheduler.set_deadline(5)
     assert scheduler.request(0, 5) == Paused()
     scheduler.exempt(Priority.NOW)
@@ -285,7 +285,7 @@ def test_the_one_job_of_a_short_time_is_not_one_that_was_cancelled() -> None:
     # So many long ones that the shorter ones, which are gone, are not come to before
     # the shortest is looked for.
     costs = [*[80 * MS] * 40, *[20 * MS] * 5]
-    options = ScheduleOptions(expect_hits=0.0, batch_limit=1)
+    options = ScheduleOptions(hit_share=0.0, batch_limit=1)
     scheduler = Scheduler(job_graph(45, costs=costs), 1, options)
     assert scheduler.cancel_jobs(range(40, 45)).cancelled == 5
     scheduler.set_deadline(4 * MS)
@@ -294,7 +294,7 @@ def test_the_one_job_of_a_short_time_is_not_one_that_was_cancelled() -> None:
 
 
 def test_the_job_that_may_overrun_a_deadline_does_not_begin_beside_another() -> None:
-    options = ScheduleOptions(expect_hits=0.0, batch_limit=1)
+    options = ScheduleOptions(hit_share=0.0, batch_limit=1)
     scheduler = Scheduler(job_graph(3, costs=[5 * MS] * 3), 2, options)
     batch = requested(scheduler, 0)
     scheduler.set_deadline(4 * MS)
@@ -476,7 +476,7 @@ def test_all_workers_are_needed_once_an_expected_hit_was_compiled() -> None:
 
 def test_who_finds_enough_taking_hits_waits_and_is_not_out_of_time() -> None:
     graph = job_graph(60, hits=[True] * 60)
-    scheduler = Scheduler(graph, 4, ScheduleOptions(few_for_hits=True, expect_hits=1.0))
+    scheduler = Scheduler(graph, 4, ScheduleOptions(few_for_hits=True, hit_share=1.0))
     scheduler.set_deadline(8 * 3600e9)
     answers = [scheduler.request(worker, now_ns=1_000_000) for worker in range(4)]
     assert [type(each) for each in answers] == [Assignment, Assignment, Wait, Wait]
@@ -485,8 +485,8 @@ def test_who_finds_enough_taking_hits_waits_and_is_not_out_of_time() -> None:
 # --- the given order
 
 
-def given_order(batch_limit: int = 64, expect_hits: float = 1.0) -> ScheduleOptions:
-    return ScheduleOptions(order=Order.GIVEN, batch_limit=batch_limit, expect_hits=expect_hits)
+def given_order(batch_limit: int = 64, hit_share: float = 1.0) -> ScheduleOptions:
+    return ScheduleOptions(order=Order.GIVEN, batch_limit=batch_limit, hit_share=hit_share)
 
 
 def test_jobs_come_as_given_one_kind_a_batch_whatever_they_cost() -> None:
