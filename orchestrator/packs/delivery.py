@@ -15,6 +15,7 @@ import hashlib
 import io
 import os
 import re
+import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,8 +26,7 @@ from attrs import frozen
 
 from orchestrator.errors import shell_text
 from orchestrator.packs.driver import Install, Installed, PackDeviceOpened, pack_driver
-from orchestrator.packs.fetching import BrokenOffError, DeliveryError, Source, fill
-from orchestrator.stores.cache_file import DEFAULT_CAP
+from orchestrator.packs.fetching import DeliveryError, Source, fill
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
     MissingFileError,
@@ -42,7 +42,6 @@ from orchestrator.stores.pack import (
     MANIFEST,
     MANIFEST_CAP,
     Pack,
-    PackedFile,
     PackError,
     PackWriter,
     SignedDocument,
@@ -58,7 +57,7 @@ DELIVERED: Final = "delivered"
 _FILES: Final = "files"
 _INDEX_CAP: Final = 16 << 20
 _NAME: Final = "[a-z0-9][a-z0-9-]{0,60}"
-_Name = Annotated[str, msgspec.Meta(pattern=f"^{_NAME}$")]
+_Name = Annotated[str, msgspec.Meta(pattern=rf"^{_NAME}\Z")]
 
 
 class ReleaseComponent(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,12 +219,14 @@ def deliver(
     with pack_driver(selector) as driver, PackWriter(place).alone("name another --cache-dir"):
         _refuse_older(place, index, trust, source.path_of(INDEX))
         write_atomically(place / INDEX, [content])
+        for dropped in {each.name for each in place.iterdir()} - {each.name for each in index.components}:
+            shutil.rmtree(place / dropped, ignore_errors=True)  # files, such as the index, stay
         for each in wanted:
             on_step(f"fetching {each.name}")
             fetched, pack = _fetched_pack(source, each, place / each.name, trust, driver.device.identity)
             if pack is None:
                 nothing = "nothing for this device and driver"
-                done.append(DeliveredComponent(name=each.name, not_saved=nothing))
+                done.append(DeliveredComponent(name=each.name, fetched_bytes=fetched, not_saved=nothing))
                 continue
             on_step(f"installing {each.name}")
             proof = b"" if trust is None else trust.raw
@@ -251,12 +252,13 @@ def deliver(
 
 def _fetched_index(source: Source, trust: PublicKey | None) -> tuple[bytes, ReleaseIndex]:
     sink = io.BytesIO()
-    fill(source, INDEX, sink, most=_INDEX_CAP)
+    fill(source, INDEX, sink, _INDEX_CAP, is_known=False)
     content = sink.getvalue()
     try:
         index = ReleaseIndex.decode(Path(INDEX), content, trust)
     except PackError as error:
-        raise DeliveryError(source.path_of(INDEX), error.reason, error.next_step) from None
+        step = "check the address and --trust; else tell who publishes it"
+        raise DeliveryError(source.path_of(INDEX), error.reason, step) from None
     if len({each.name for each in index.components}) < len(index.components):
         raise DeliveryError(source.path_of(INDEX), "two components have one name")
     return content, index
@@ -284,60 +286,48 @@ def _fetched_pack(
     """Bytes that were transferred, and the pack with all files of a device; None where there are none."""
     if identity not in component.identities:
         return 0, None
-    fetched, manifest = 0, b""
-    with suppress(ReadError):
-        manifest = read_capped(place / MANIFEST, MANIFEST_CAP)
-    name = f"{_FILES}/{component.sha256}"
-    if hashlib.sha256(manifest).hexdigest() != component.sha256:
-        sink = io.BytesIO()
-        fetched = fill(source, name, sink, most=MANIFEST_CAP, size=component.size)
-        manifest = sink.getvalue()
-        _require_hash(source.path_of(name), hashlib.sha256(manifest).hexdigest(), component.sha256)
-    try:
-        pack = Pack.of(place, manifest, trust)
-    except PackError as error:
-        raise DeliveryError(source.path_of(name), error.reason, error.next_step) from None
-    target = pack.manifest.target_of(identity)
-    if target is None or not target.has_data:
-        raise DeliveryError(source.path_of(name), "it has nothing for this device, and the index says it has")
     ensure_directory(place)
-    fetched += sum(_fetched_file(source, pack, file) for file in target.files)
-    write_atomically(place / MANIFEST, [manifest])
+    fetched = _fetched(source, place / MANIFEST, component.size, component.sha256)
+    try:
+        pack = Pack.open(place, trust)
+    except PackError as error:
+        (place / MANIFEST).unlink()
+        raise DeliveryError(source.path_of(f"{_FILES}/{component.sha256}"), error.reason) from None
+    if (target := pack.manifest.target_of(identity)) is None or not target.has_data:
+        return fetched, None
+    fetched += sum(_fetched(source, place / each.name, each.size, each.sha256) for each in target.files)
     for each in pack.strays():  # of earlier releases
-        (place / each).unlink()
+        with suppress(OSError):
+            (place / each).unlink()
     return fetched, pack
 
 
-def _require_hash(path: str, found: str, expected: str) -> None:
-    if found != expected:
-        raise DeliveryError(path, f"it is not what was published: its hash is {found}")
-
-
-def _fetched_file(source: Source, pack: Pack, file: PackedFile) -> int:
+def _fetched(source: Source, path: Path, size: int, sha256: str) -> int:
     """Bytes that were transferred: none where the file is here. It appears once it is proven."""
-    with suppress(PackError):
-        pack.read(file)
-        return 0
-    name, path = f"{_FILES}/{file.sha256}", pack.directory / file.name
-    if file.size > DEFAULT_CAP:
-        raise DeliveryError(source.path_of(name), f"{file.size:,} bytes, more than {DEFAULT_CAP:,}")
-    part = path.with_name(f".{file.sha256}.part")
+    with suppress(ReadError):
+        if hashlib.sha256(read_capped(path, size)).hexdigest() == sha256:
+            return 0
+    name, part = f"{_FILES}/{sha256}", path.with_name(f".{sha256}.part")
     try:
         with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b") as sink:
-            if sink.seek(0, os.SEEK_END) > file.size:
+            if sink.seek(0, os.SEEK_END) > size:
                 sink.truncate(0)
-            sink.seek(0, os.SEEK_END)
-            fetched = fill(source, name, sink, most=DEFAULT_CAP, size=file.size)
+            kept = sink.seek(0, os.SEEK_END)
+            fetched = fill(source, name, sink, size)
             sink.flush()
             sink.seek(0)
-            _require_hash(source.path_of(name), hashlib.file_digest(sink, "sha256").hexdigest(), file.sha256)
+            is_proven = hashlib.file_digest(sink, "sha256").hexdigest() == sha256
             os.fsync(sink.fileno())
-        REAL_FILE_OPERATIONS.rename(part, path)
-    except BrokenOffError:
-        raise
-    except DeliveryError:
+        if is_proven:
+            REAL_FILE_OPERATIONS.rename(part, path)
+            return fetched
         part.unlink()
+    except DeliveryError:
+        if not part.stat().st_size:
+            part.unlink()
         raise
     except OSError as error:
         raise SaveError(path, "writing what was fetched", likely_cause(error)) from error
-    return fetched
+    if kept:  # by a server that sent something else, or by a disk that lost it
+        return fetched + _fetched(source, path, size, sha256)
+    raise DeliveryError(source.path_of(name), "it is not what was published: its hash is another")

@@ -91,37 +91,40 @@ def directory_source(directory: Path) -> Source:
     return Source(str(directory), opened)
 
 
-def fill(source: Source, name: str, sink: BinaryIO, *, most: int, size: int | None = None) -> int:
+def fill(source: Source, name: str, sink: BinaryIO, size: int, *, is_known: bool = True) -> int:
     """Add to a file what it lacks of one elsewhere; returns the bytes that were transferred.
 
     Args:
         source: Where it is.
         name: Its name there.
         sink: What there is of it already, positioned at the end.
-        most: Bytes that it may have.
-        size: Bytes that it has. None: that is not known, and `sink` is filled anew.
+        size: Bytes that it has.
+        is_known: Whether it must have so many; else it may have fewer, and `sink` is filled anew.
 
     Raises:
-        BrokenOffError: The connection broke, again and again.
-        DeliveryError: It is not there, longer or shorter than it may be, or too slow.
+        BrokenOffError: The connection broke, again and again, or is too slow.
+        DeliveryError: It is not there, longer or shorter than it may be; what `sink` has stays.
         OSError: The sink cannot be written.
     """
     path, limits = source.path_of(name), source.limits
-    end = time.monotonic() + limits.grace_s + (most if size is None else size) / limits.bytes_per_s
+    end = time.monotonic() + limits.grace_s + size / limits.bytes_per_s
     fetched = vain = 0
-    while sink.tell() != size:
+    while not is_known or sink.tell() < size:
         before, why = fetched, "it ended early"
         try:
-            with source.open(name, 0 if size is None else sink.tell()) as stream:
+            with source.open(name, sink.tell() if is_known else 0) as stream:
+                _require_length(stream, path, size, is_known=is_known)
                 sink.seek(stream.start)
                 sink.truncate()
-                for chunk in _chunks(stream, path, most, size):
+                while chunk := stream.read(min(_CHUNK, size + (not is_known) - sink.tell())):
                     sink.write(chunk)
                     fetched += len(chunk)
                     if time.monotonic() > end:
                         said = f"slower than {limits.bytes_per_s:,.0f} bytes/s"
                         raise BrokenOffError(path, said, "try again later; the same command goes on")
-                if size is None:
+                if sink.tell() > size:
+                    raise DeliveryError(path, f"it has more than {size:,} bytes")
+                if not is_known:
                     break
         except CutError as error:
             why = str(error)
@@ -133,16 +136,10 @@ def fill(source: Source, name: str, sink: BinaryIO, *, most: int, size: int | No
     return fetched
 
 
-def _chunks(stream: Stream, path: str, most: int, size: int | None) -> Iterator[bytes]:
-    """What is left of a stream; raises DeliveryError where it is longer or shorter than it may be."""
-    at = stream.start
+def _require_length(stream: Stream, path: str, size: int, *, is_known: bool) -> None:
     if stream.length is not None:
-        if size is not None and at + stream.length != size:
-            raise DeliveryError(path, f"it has {at + stream.length:,} bytes, and the release says {size:,}")
-        if at + stream.length > most:
-            raise DeliveryError(path, f"it has {at + stream.length:,} bytes, more than {most:,}")
-    while at != size and (chunk := stream.read(_CHUNK if size is None else min(_CHUNK, size - at))):
-        at += len(chunk)
-        if at > most:
-            raise DeliveryError(path, f"it has more than {most:,} bytes")
-        yield chunk
+        length = stream.start + stream.length
+        if is_known and length != size:
+            raise DeliveryError(path, f"it has {length:,} bytes, and the release says {size:,}")
+        if length > size:
+            raise DeliveryError(path, f"it has {length:,} bytes, more than {size:,}")

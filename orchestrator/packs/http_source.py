@@ -6,9 +6,10 @@ Importing this needs the library urllib3, of the extra `deliver`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Final
+from urllib.parse import urljoin
 
 import urllib3
 
@@ -22,19 +23,35 @@ _HEADERS: Final = {"Accept-Encoding": "identity", "User-Agent": f"orchestrator/{
 def http_source(address: str, limits: Limits | None = None) -> Source:
     """The files below an address, http or https."""
     address, limits = address.rstrip("/"), limits or Limits()
-    once = urllib3.Retry(total=None, connect=0, read=0, redirect=_REDIRECTS, status=0, other=0)
-    pool = urllib3.PoolManager(retries=once, timeout=limits.wait_s)
+    pool = urllib3.PoolManager(retries=False, timeout=limits.wait_s)
 
     @contextmanager
     def opened(name: str, start: int) -> Iterator[Stream]:
         path, headers = f"{address}/{name}", _HEADERS | ({"Range": f"bytes={start}-"} if start else {})
         try:
-            with closing(pool.request("GET", path, headers=headers, preload_content=False)) as response:
+            with closing(_answer(pool, path, headers)) as response:
                 yield _stream(path, start, response)
         except urllib3.exceptions.HTTPError as error:
-            raise CutError(str(getattr(error, "reason", None) or error)) from error
+            raise CutError(str(error.args[-1])[:200].strip()) from error
 
     return Source(address, opened, limits)
+
+
+def _answer(pool: urllib3.PoolManager, path: str, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
+    """Redirects are followed here, since urllib3 would leave https, and read an answer that has no end."""
+    at = path
+    for _ in range(1 + _REDIRECTS):
+        response = pool.request("GET", at, headers=headers, preload_content=False, redirect=False)
+        if not (location := response.get_redirect_location()):
+            return response
+        response.close()
+        allowed = ("https://",) if at.startswith("https://") else ("http://", "https://")
+        with suppress(ValueError):
+            at = urljoin(at, location)
+            if at.startswith(allowed):
+                continue
+        raise DeliveryError(path, f"the server redirects to {location[:200]!r}, and not to {allowed[0]}")
+    raise DeliveryError(path, f"the server redirects more than {_REDIRECTS} times")
 
 
 def _stream(path: str, start: int, response: urllib3.BaseHTTPResponse) -> Stream:

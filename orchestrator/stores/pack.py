@@ -148,9 +148,12 @@ class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a pack; `pipelines` is how many different ones it holds, 0 where that is not known."""
 
     name: Annotated[str, msgspec.Meta(max_length=200)]
-    size: _Count
+    size: Annotated[int, msgspec.Meta(ge=0, le=DEFAULT_CAP)]
     sha256: _Sha256
     pipelines: _Count = 0
+
+
+_Files = Annotated[tuple[PackedFile, ...], msgspec.Meta(max_length=len(_SUFFIXES))]
 
 
 class PackTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,10 +163,10 @@ class PackTarget(msgspec.Struct, frozen=True, kw_only=True):
     identity: ProfileIdentity | None = None  # None where the device did not open
     device_name: _Text = ""
     driver: _Text = ""
-    files: tuple[PackedFile, ...] = ()  # its cache file, its pipeline binaries, and notes
+    files: _Files = ()  # its cache file, its pipeline binaries, and notes
     parts: tuple[Part, ...] = ()
     problem: _Text = ""  # why there is nothing
-    before: tuple[PackedFile, ...] = ()  # its files until now, while it is compiled again
+    before: _Files = ()  # its files until now, while it is compiled again
 
     @property
     def cache(self) -> PackedFile | None:
@@ -430,15 +433,9 @@ class Pack:
             if (why := _no_pack(directory)) is not None:
                 raise PackError(directory, f"no pack: {why}", _NAME_ONE) from None
             raise PackError(path, error.reason, _ACCESS) from None
-        return cls.of(directory, content, trust)
-
-    @classmethod
-    def of(cls, directory: Path, manifest: bytes, trust: PublicKey | None = None) -> Pack:
-        """As `open`, of a manifest that was read already."""
-        path = directory / MANIFEST
-        decoded = PackManifest.decode(path, manifest, trust)
-        _check_manifest(path, decoded)
-        return cls(directory, decoded, trust)
+        manifest = PackManifest.decode(path, content, trust)
+        _check_manifest(path, manifest)
+        return cls(directory, manifest, trust)
 
     @property
     def signed(self) -> bool:

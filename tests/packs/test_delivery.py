@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from attrs import evolve
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+from cryptography.x509.oid import NameOID
 
 from orchestrator.packs import delivery
 from orchestrator.packs.delivery import INDEX, Delivered, ReleaseIndex, deliver, publish
@@ -172,8 +179,33 @@ def test_what_arrived_of_a_file_is_kept_for_the_next_call(web: Web, driver: Driv
     take(web, tmp_path / "player")
     assert driver.installed == [OLD]
     size, index = (web.root / "files" / cache).stat().st_size, (web.root / INDEX).stat().st_size
-    manifest = (tmp_path / "base" / MANIFEST).stat().st_size
-    assert web.sent - before == size - size // 2 + index + manifest
+    assert web.sent - before == size - size // 2 + index
+
+
+@pytest.mark.parametrize("page", ["404", "no range, page"])
+def test_what_arrived_outlives_a_page_in_place_of_the_file(
+    web: Web, driver: Driver, tmp_path: Path, page: str
+) -> None:
+    cache = cache_of(web.root)
+    web.faults = {cache: ["cut", page]}
+    with pytest.raises(DeliveryError):
+        take(web, tmp_path / "player")
+    take(web, tmp_path / "player")
+    assert web.asked[-1] == f"files/{cache} bytes={(web.root / 'files' / cache).stat().st_size // 2}-"
+    assert driver.installed == [OLD]
+
+
+def test_what_arrived_is_fetched_anew_if_it_was_something_else(
+    web: Web, driver: Driver, tmp_path: Path
+) -> None:
+    cache = cache_of(web.root)
+    web.faults = {cache: ["cut", "503", "503", "503", "503"]}
+    with pytest.raises(BrokenOffError):
+        take(web, tmp_path / "player")
+    (part,) = tmp_path.rglob("*.part")
+    part.write_bytes(bytes(part.stat().st_size))  # a disk that lost it
+    take(web, tmp_path / "player")
+    assert driver.installed == [OLD]
 
 
 @pytest.mark.parametrize(
@@ -200,13 +232,55 @@ def test_a_file_that_is_not_what_was_published_is_refused_by_name(
     }.get(fault, PATIENCE)
     with pytest.raises(DeliveryError, match=f"{cache}: .*{said}"):
         take(web, player, limits)
-    # The index, which is proven, says which release was the newest; of the file only a part that broke off.
-    index, *parts = sorted(left(player), reverse=True)
-    assert index == "delivered/game/index.json"
-    assert parts == ([f"delivered/game/base/.{cache}.part"] if fault in ("slow", "silent") else [])
+    index, manifest, *parts = sorted(left(player), reverse=True)
+    assert [index, manifest] == [f"delivered/game/{each}" for each in (INDEX, "base/manifest.json")]
+    assert parts == ([f"delivered/game/base/.{cache}.part"] if fault == "slow" else [])
     assert driver.installed == []
     web.faults = {}
     take(web, player)
+    assert driver.installed == [OLD]
+
+
+def certificate(path: Path) -> Path:
+    """A certificate of 127.0.0.1 that is its own authority, with its private key."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "player's test")])
+    address = x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))])
+    now, day = datetime.now(UTC), timedelta(days=1)
+    made = x509.CertificateBuilder(name, name, key.public_key(), 1, now - day, now + day)
+    made = made.add_extension(address, critical=False)
+    pem, kind = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    private = key.private_bytes(pem, kind, serialization.NoEncryption())
+    path.write_bytes(made.sign(key, None).public_bytes(pem) + private)
+    return path
+
+
+@pytest.mark.parametrize(
+    "where", ["file:///etc/passwd", "ftp://127.0.0.1/x", "http://[::1:x/", "/index.json"]
+)
+def test_a_redirect_out_of_the_web_or_without_an_end_is_refused_unread(
+    web: Web, tmp_path: Path, where: str
+) -> None:
+    web.faults = {"x": [f"leads to {where}", "always"]}
+    said = (
+        "redirects more than 3 times" if where.startswith("/") else f"redirects to {where!r}, and not to http"
+    )
+    with pytest.raises(DeliveryError, match=re.escape(said)):
+        take(web, tmp_path / "player")
+    assert web.sent < 1 << 28  # each answer has 1 GiB
+
+
+def test_a_redirect_is_followed_but_never_out_of_https(
+    web: Web, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = certificate(tmp_path / "web.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    with served(web.root, authority) as safe:
+        safe.faults = {INDEX: [f"leads to {web.address}/{INDEX}"]}
+        with pytest.raises(DeliveryError, match="and not to https"):
+            take(safe, tmp_path / "player")
+        web.faults = {INDEX: [f"leads to {safe.address}/{INDEX}"]}
+        take(web, tmp_path / "player")
     assert driver.installed == [OLD]
 
 
@@ -267,7 +341,7 @@ def test_a_hostile_index_is_refused_by_name_and_nothing_is_written(
     [
         (lambda file: file.update(name="../../evil.pipeline-cache"), "is no plain name"),
         (lambda file: file.update(name="evil.so"), "is of no kind"),
-        (lambda file: file.update(size=1 << 40), "more than 1,073,741,824"),
+        (lambda file: file.update(size=1 << 40), "<= 1073741824"),
     ],
 )
 def test_a_hostile_manifest_of_a_release_that_nobody_signed_is_refused(
@@ -293,6 +367,17 @@ def test_an_older_index_is_refused_though_it_is_signed(site: Path, tmp_path: Pat
     (site / INDEX).write_bytes(older)
     with pytest.raises(DeliveryError, match="it is release 1 of game, older than 2, which was here"):
         deliver(directory_source(site), player, TRUST)
+
+
+def test_a_component_that_a_release_drops_leaves_the_disk(site: Path, driver: Driver, tmp_path: Path) -> None:
+    base, player = Pack.open(tmp_path / "base", TRUST), tmp_path / "player"
+    publish([base, make_pack(tmp_path / "dlc", key=KEY)], site, KEY, "game")
+    deliver(directory_source(site), player, TRUST)
+    both = left(player)
+    publish([base], site, KEY, "game")
+    deliver(directory_source(site), player, TRUST, names=["base"])
+    assert left(player) == [each for each in both if "/dlc/" not in each] != both
+    assert driver.installed == [OLD] * 3
 
 
 def test_what_is_published_is_proven_and_of_one_key(tmp_path: Path) -> None:
@@ -324,7 +409,8 @@ def test_random_damage_is_never_taken_for_signed(
     def read(content: bytes, trust: PublicKey | None) -> object:
         if path.name == INDEX:
             return ReleaseIndex.decode(path, content, trust)
-        return Pack.of(path.parent, content, trust)
+        path.write_bytes(content)
+        return Pack.open(path.parent, trust)
 
     counts: Counter[str] = Counter()
     for _ in range(2000):

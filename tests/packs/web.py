@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -13,9 +14,13 @@ from pathlib import Path
 class Web(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, certificate: Path | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.root = root
+        self.root, self.scheme = root, "http"
+        if certificate is not None:  # with its private key in the same file
+            context, self.scheme = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), "https"
+            context.load_cert_chain(certificate)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
         self.sent = 0  # bytes of contents
         self.asked: list[str] = []
         self.ended = threading.Event()
@@ -24,7 +29,7 @@ class Web(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
+        return f"{self.scheme}://127.0.0.1:{self.server_port}"
 
     def fault(self, name: str) -> str:
         for part, faults in self.faults.items():
@@ -41,13 +46,20 @@ class _Handler(BaseHTTPRequestHandler):
         wanted = self.headers.get("Range", "")
         self.server.asked.append(f"{name} {wanted}".strip())
         fault, path = self.server.fault(name), self.server.root / name
+        if fault.startswith("leads"):
+            self.send_response(302)
+            self.send_header("Location", fault.removeprefix("leads to "))
+            self.end_headers()
+            with suppress(OSError):
+                self._send(b"", "endless")
+            return
         if fault.isdigit() or not path.is_file():
             self.send_error(int(fault or 404))
             return
         content = path.read_bytes()
         if fault in _CHANGES:
             content = _CHANGES[fault](content)
-        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and fault != "no range" else 0
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and "no range" not in fault else 0
         self.send_response(206 if start else 200)
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
@@ -79,6 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 _CHANGES = {
+    "no range, page": lambda _: b"<html>please log in</html>",
     "short": lambda content: content[:-1],
     "long": lambda content: content + b"x",
     "replaced": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
@@ -86,8 +99,8 @@ _CHANGES = {
 
 
 @contextmanager
-def served(root: Path) -> Iterator[Web]:
-    with Web(root) as server:
+def served(root: Path, certificate: Path | None = None) -> Iterator[Web]:
+    with Web(root, certificate) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
