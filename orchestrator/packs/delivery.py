@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 from attrs import frozen
+from msgspec.structs import replace
 
 from orchestrator.errors import shell_text
-from orchestrator.packs.driver import Install, Installed, PackDeviceOpened, pack_driver
+from orchestrator.packs.driver import PackDeviceOpened, pack_driver
 from orchestrator.packs.fetching import DeliveryError, Source, fill
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 INDEX: Final = "index.json"
 DELIVERED: Final = "delivered"
 _FILES: Final = "files"
+_NOTHING: Final = "nothing for this device and driver"
 _INDEX_CAP: Final = 16 << 20
 _NAME: Final = "[a-z0-9][a-z0-9-]{0,60}"
 _Name = Annotated[str, msgspec.Meta(pattern=rf"^{_NAME}\Z")]
@@ -165,12 +167,10 @@ class DeliveredComponent(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a component of a release."""
 
     name: str
-    target: str | None = None  # Selector of its target for this device and driver, or null.
-    pipelines: int = 0  # Number of pipelines of the target.
+    pipelines: int = 0  # Number of pipelines that it has for this device and driver.
     fetched_bytes: int = 0  # Bytes that were transferred; 0 if everything was here.
     installed: bool = False  # Whether the device now has what the component has for it.
-    saved_bytes: int = 0  # Size of the cache file that was written; 0 if none was.
-    not_saved: str | None = None  # Why none was, or null.
+    not_saved: str | None = None  # Why no cache file was written, or null.
     notes: tuple[str, ...] = ()  # What a user should know.
 
 
@@ -224,30 +224,20 @@ def deliver(
         for each in wanted:
             on_step(f"fetching {each.name}")
             fetched, pack = _fetched_pack(source, each, place / each.name, trust, driver.device.identity)
-            if pack is None:
-                nothing = "nothing for this device and driver"
-                done.append(DeliveredComponent(name=each.name, fetched_bytes=fetched, not_saved=nothing))
-                continue
-            on_step(f"installing {each.name}")
-            proof = b"" if trust is None else trust.raw
-            request = Install(str(pack.directory), proof, str(directory.absolute()))
-            installed = driver.ask(request, f"installing {each.name} for {driver.device.device_name}")
-            assert isinstance(installed, Installed)  # noqa: S101 - what the service answers
-            target = pack.manifest.targets[installed.target]
-            done.append(
-                DeliveredComponent(
-                    name=each.name,
-                    target=target.selector,
-                    pipelines=target.count("created"),
-                    fetched_bytes=fetched,
+            component = DeliveredComponent(name=each.name, fetched_bytes=fetched, not_saved=_NOTHING)
+            if pack is not None:
+                on_step(f"installing {each.name}")
+                installed = driver.install(pack, directory)
+                component = replace(
+                    component,
+                    pipelines=pack.manifest.targets[installed.target].count("created"),
                     installed=not installed.is_kept_out,
-                    saved_bytes=installed.saved_bytes,
                     not_saved=installed.skipped or None,
                     notes=installed.notes,
                 )
-            )
-        total = len(content) + sum(each.fetched_bytes for each in done)
-        return Delivered(index, driver.device, total, tuple(done))
+            done.append(component)
+    total = len(content) + sum(each.fetched_bytes for each in done)
+    return Delivered(index, driver.device, total, tuple(done))
 
 
 def _fetched_index(source: Source, trust: PublicKey | None) -> tuple[bytes, ReleaseIndex]:

@@ -105,6 +105,14 @@ class PackDriver:
         assert not isinstance(answer, PackDeviceOpened)  # noqa: S101 - what the service answers
         return answer
 
+    def install(self, pack: Pack, directory: Path) -> Installed:
+        """Put what a pack has for the device into a cache directory; raises as the function `install`."""
+        trust = b"" if pack.trust is None else pack.trust.raw
+        request = Install(str(pack.directory.absolute()), trust, str(directory.absolute()))
+        done = self.ask(request, f"installing {pack.directory.name} for {self.device.device_name}")
+        assert isinstance(done, Installed)  # noqa: S101 - what the service answers
+        return done
+
 
 @contextmanager
 def pack_driver(selector: str, opener: str = "") -> Iterator[PackDriver]:
@@ -154,9 +162,5 @@ def install(
         DeviceError: The device does not open, or the driver died of the cache.
         SaveError: The cache file could not be written.
     """
-    trust = b"" if pack.trust is None else pack.trust.raw
-    request = Install(str(pack.directory.absolute()), trust, str(directory.absolute()))
     with pack_driver(selector, opener) as driver:
-        done = driver.ask(request, f"installing the cache for {driver.device.device_name}")
-        assert isinstance(done, Installed)  # noqa: S101 - what the service answers
-        return driver.device, done
+        return driver.device, driver.install(pack, directory)

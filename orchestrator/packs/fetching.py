@@ -18,20 +18,17 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, likely_cause
 
 _CHUNK: Final = 1 << 16
-_PUBLISH: Final = "tell who publishes it; nothing of it was installed"
+_PUBLISHED: Final = "tell who publishes it; nothing of it was installed"
+_GO_ON: Final = "check the address and the connection; the same command goes on where this ended"
 
 
 class DeliveryError(OrchestratorError):
     """What is delivered cannot be used; `path` is where it was to come from, `next_step` what to do."""
 
-    def __init__(self, path: str, reason: str, next_step: str = _PUBLISH) -> None:
+    def __init__(self, path: str, reason: str, next_step: str = _PUBLISHED) -> None:
         super().__init__(f"{path}: {reason}")
         self.path = path
         self.next_step = next_step
-
-
-class BrokenOffError(DeliveryError):
-    """The connection broke for good; what arrived is kept, and the next call goes on after it."""
 
 
 class CutError(Exception):
@@ -54,7 +51,7 @@ class Stream:
     """A file that is being read."""
 
     start: int  # offset of the first byte; 0 where the source begins anew
-    length: int | None  # bytes from there to the end; None where the source does not say
+    length: int | None  # bytes from there on; None where the source does not say
     read: Callable[[int], bytes]  # at most so many bytes, none at the end; raises CutError
 
 
@@ -102,8 +99,8 @@ def fill(source: Source, name: str, sink: BinaryIO, size: int, *, is_known: bool
         is_known: Whether it must have so many; else it may have fewer, and `sink` is filled anew.
 
     Raises:
-        BrokenOffError: The connection broke, again and again, or is too slow.
-        DeliveryError: It is not there, longer or shorter than it may be; what `sink` has stays.
+        DeliveryError: It is not there, longer or shorter than it may be, or too slow; or the connection
+            broke, again and again. What `sink` has stays.
         OSError: The sink cannot be written.
     """
     path, limits = source.path_of(name), source.limits
@@ -121,7 +118,7 @@ def fill(source: Source, name: str, sink: BinaryIO, size: int, *, is_known: bool
                     fetched += len(chunk)
                     if time.monotonic() > end:
                         said = f"slower than {limits.bytes_per_s:,.0f} bytes/s"
-                        raise BrokenOffError(path, said, "try again later; the same command goes on")
+                        raise DeliveryError(path, said, _GO_ON)
                 if sink.tell() > size:
                     raise DeliveryError(path, f"it has more than {size:,} bytes")
                 if not is_known:
@@ -130,8 +127,7 @@ def fill(source: Source, name: str, sink: BinaryIO, size: int, *, is_known: bool
             why = str(error)
         vain = 0 if fetched > before else vain + 1
         if vain == limits.attempts or time.monotonic() > end:
-            step = "check the address and the connection; the same command goes on where this ended"
-            raise BrokenOffError(path, why, step)
+            raise DeliveryError(path, why, _GO_ON)
         time.sleep(limits.pause_s if vain else 0)
     return fetched
 

@@ -23,8 +23,8 @@ from cryptography.x509.oid import NameOID
 
 from orchestrator.packs import delivery
 from orchestrator.packs.delivery import INDEX, Delivered, ReleaseIndex, deliver, publish
-from orchestrator.packs.driver import Install, Installed, PackDeviceOpened
-from orchestrator.packs.fetching import BrokenOffError, DeliveryError, Limits, directory_source
+from orchestrator.packs.driver import Installed, PackDeviceOpened
+from orchestrator.packs.fetching import DeliveryError, Limits, directory_source
 from orchestrator.packs.http_source import http_source
 from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE
 from orchestrator.stores.pack import MANIFEST, Pack, PackError, PackWriter, manifest_of
@@ -54,8 +54,7 @@ class Driver:
     def opened(self, *_: object) -> Iterator[Driver]:
         yield self
 
-    def ask(self, request: Install, _doing: str) -> Installed:
-        pack = Pack.open(Path(request.pack), PublicKey(request.trust) if request.trust else None)
+    def install(self, pack: Pack, _: Path) -> Installed:
         of = pack.manifest.target_of(self.identity)
         assert of is not None
         self.installed.append(keys_in(pack.read_cache(of)[PREFIX_HEADER_SIZE:]))
@@ -171,7 +170,7 @@ def test_a_broken_transfer_goes_on_where_it_ended(
 def test_what_arrived_of_a_file_is_kept_for_the_next_call(web: Web, driver: Driver, tmp_path: Path) -> None:
     cache = cache_of(web.root)
     web.faults = {cache: ["cut", "503", "503", "503", "503"]}
-    with pytest.raises(BrokenOffError, match="the server answers 503") as broken:
+    with pytest.raises(DeliveryError, match="the server answers 503") as broken:
         take(web, tmp_path / "player")
     assert "goes on where this ended" in broken.value.next_step
     assert driver.installed == []
@@ -200,7 +199,7 @@ def test_what_arrived_is_fetched_anew_if_it_was_something_else(
 ) -> None:
     cache = cache_of(web.root)
     web.faults = {cache: ["cut", "503", "503", "503", "503"]}
-    with pytest.raises(BrokenOffError):
+    with pytest.raises(DeliveryError):
         take(web, tmp_path / "player")
     (part,) = tmp_path.rglob("*.part")
     part.write_bytes(bytes(part.stat().st_size))  # a disk that lost it

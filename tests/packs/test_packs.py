@@ -522,7 +522,7 @@ def test_what_the_driver_drops_or_dies_of_is_not_installed(tmp_path: Path) -> No
     pack = make_pack(tmp_path / "pack", OLD)
     with pytest.raises(PackError, match="and kept 32, without an error"):
         install(pack, "simulated", tmp_path / "cache", opener=f"{OPENERS}:dropping_driver")
-    with pytest.raises(DeviceError, match=r"installing the cache for simulated device.*signal 11"):
+    with pytest.raises(DeviceError, match=r"installing .* for simulated device.*signal 11"):
         install(pack, "simulated", tmp_path / "cache", opener=f"{OPENERS}:dying_driver")
     assert not (tmp_path / "cache").exists()
 

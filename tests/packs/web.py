@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-_CHANGES = {
+_CHANGES: dict[str, Callable[[bytes], bytes]] = {
     "no range, page": lambda _: b"<html>please log in</html>",
     "short": lambda content: content[:-1],
     "long": lambda content: content + b"x",
