@@ -109,18 +109,21 @@ def publish(packs: Sequence[Pack], out: Path, key: SigningKey | None, name: str)
     """
     names = [Path(os.path.realpath(each.directory)).name for each in packs]
     for each in (name, *names):
-        if not re.fullmatch(_NAME, each) or names.count(each) > 1:
-            why = f"the name {each!r} cannot be used: small letters, digits and -, each name once"
-            raise PackError(out, why, "rename the directory of the pack")
+        if not re.fullmatch(_NAME, each):
+            why = f"the name {each!r} cannot be used: names have small letters, digits and -"
+            raise PackError(out, why, "rename the directory of the pack, or choose another --name")
+        if names.count(each) > 1:
+            raise PackError(out, f"two packs are called {each}", "rename the directory of one")
     try:
         (out / _FILES).mkdir(0o755, parents=True, exist_ok=True)
     except OSError as error:
         raise SaveError(out, "creating the directory", likely_cause(error)) from error
     with PackWriter(out).alone("name another directory"):
         before = _release_in(out, None if key is None else key.public)
-        if before is not None and (before.name != name or (before.signed and key is None)):
-            said = f"the release there is signed, or of another program: {before.name}"
-            raise PackError(out, said, "name its key and its name, or another directory")
+        if before is not None and before.name != name:
+            raise PackError(out, f"the releases there are called {before.name}", f"add --name {before.name}")
+        if before is not None and before.signed and key is None:
+            raise PackError(out, "the release there is signed", "name the same key (--sign)")
         components, new = list[ReleaseComponent](), list[int]()
         for component, pack in zip(names, packs, strict=True):
             targets = [each for each in pack.manifest.targets if each.has_data]

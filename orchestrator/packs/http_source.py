@@ -32,7 +32,8 @@ def http_source(address: str, limits: Limits | None = None) -> Source:
             with closing(_answer(pool, path, headers)) as response:
                 yield _stream(path, start, response)
         except urllib3.exceptions.HTTPError as error:
-            raise CutError(str(error.args[-1])[:200].strip()) from error
+            why = str(error.args[-1]).rpartition("): ")[2]  # behind "HTTPSConnection(host=...): "
+            raise CutError(why[:200].strip()) from error
 
     return Source(address, opened, limits)
 
