@@ -68,21 +68,18 @@ def install_verb(
         said = f"{path_text(cache_dir)}: it is a pack, whose manifest would not agree with its files any more"
         raise UsageError(said, "name another --cache-dir; `orchestrator merge` joins packs")
     key, release = trusted_key(trust), release_at(pack)
-    unproven = UsageError(
-        f"{path_text(pack)}: the origin of this {'pack' if release is None else 'release'} is not proven",
-        "name the public key of who signed it (--trust), or trust its source (--unsigned)",
-    )
-    if release is not None:
-        if key is None and not unsigned:
-            raise unproven
-        place = usable_directory(cache_dir)
-        return install_release(release, place, key, device=device, components=component or (), out=out)
-    if component:
-        raise UsageError("--component is for releases: a pack is installed whole")
-    opened = Pack.open(Path(pack), key)
+    if release is None:
+        if component:
+            raise UsageError("--component is for releases: a pack is installed whole")
+        opened = Pack.open(Path(pack), key)
     if key is None and not unsigned:
-        raise unproven
-    there, done = driver.install(opened, device, usable_directory(cache_dir))
+        said = f"{path_text(pack)}: the origin of this {'release' if release else 'pack'} is not proven"
+        step = "name the public key of who signed it (--trust), or trust its source (--unsigned)"
+        raise UsageError(said, step)
+    place = usable_directory(cache_dir)
+    if release is not None:
+        return install_release(release, place, key, device=device, components=component or (), out=out)
+    there, done = driver.install(opened, device, place)
     target = opened.manifest.targets[done.target] if done.target >= 0 else None
     _report(out, opened, target, there, done)
     return (

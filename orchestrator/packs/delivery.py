@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from orchestrator.stores.signing import PublicKey, SigningKey
 
 INDEX: Final = "index.json"
-DELIVERED: Final = "delivered"
 _FILES: Final = "files"
 _NOTHING: Final = "nothing for this device and driver"
 _INDEX_CAP: Final = 16 << 20
@@ -217,7 +216,7 @@ def deliver(
         there = ", ".join(each.name for each in index.components)
         said = f"it has no component {min(unknown)}; there is: {there}"
         raise DeliveryError(source.path_of(INDEX), said, "name one of these")
-    place = directory.absolute() / DELIVERED / index.name
+    place = directory.absolute() / "delivered" / index.name
     done: list[DeliveredComponent] = []
     with pack_driver(selector) as driver, PackWriter(place).alone("name another --cache-dir"):
         _refuse_older(place, index, trust, source.path_of(INDEX))

@@ -110,7 +110,9 @@ def fill(source: Source, name: str, sink: BinaryIO, size: int, *, is_known: bool
         before, why = fetched, "it ended early"
         try:
             with source.open(name, sink.tell() if is_known else 0) as stream:
-                _require_length(stream, path, size, is_known=is_known)
+                if is_known and stream.length not in (None, size - stream.start):
+                    said = f"it has {stream.start + stream.length:,} bytes, and the release says {size:,}"
+                    raise DeliveryError(path, said)
                 sink.seek(stream.start)
                 sink.truncate()
                 while chunk := stream.read(min(_CHUNK, size + (not is_known) - sink.tell())):
@@ -130,12 +132,3 @@ def fill(source: Source, name: str, sink: BinaryIO, size: int, *, is_known: bool
             raise DeliveryError(path, why, _GO_ON)
         time.sleep(limits.pause_s if vain else 0)
     return fetched
-
-
-def _require_length(stream: Stream, path: str, size: int, *, is_known: bool) -> None:
-    if stream.length is not None:
-        length = stream.start + stream.length
-        if is_known and length != size:
-            raise DeliveryError(path, f"it has {length:,} bytes, and the release says {size:,}")
-        if length > size:
-            raise DeliveryError(path, f"it has {length:,} bytes, more than {size:,}")
