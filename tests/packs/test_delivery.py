@@ -311,7 +311,8 @@ def resigned(site: Path, change: Callable[[dict[str, Any]], object], key: Signin
         (lambda index: index.update(release=2), None, "it is not signed"),
         (lambda index: index.update(release=2), SigningKey(), "not signed by the trusted key"),
         (lambda index: index["components"][0].update(name="../../x"), KEY, "matching regex"),
-        (lambda index: index["components"][0].update(name="/tmp"), KEY, "matching regex"),
+        (lambda index: index["components"][0].update(name="CON"), KEY, "matching regex"),
+        (lambda index: index["components"][0].update(name="base\n"), KEY, "matching regex"),
         (lambda index: index.update(name=".."), KEY, "matching regex"),
         (lambda index: index["components"][0].update(sha256="../" * 21 + "x"), KEY, "matching regex"),
         (lambda index: index["components"][0].update(size=1 << 60), KEY, "size"),
@@ -319,6 +320,7 @@ def resigned(site: Path, change: Callable[[dict[str, Any]], object], key: Signin
         (lambda index: index["components"][0].update(size=7), KEY, "bytes, and the release says 7"),
         (lambda index: index.update(components=index["components"] * 2), KEY, "two components have one name"),
         (lambda index: index.update(components=index["components"] * 300), KEY, "length <= 256"),
+        (lambda index: index.update(release=1 << 64), KEY, "<= 9007199254740992"),
         (lambda index: index.update(format=9), KEY, "format 9, and this version reads 1"),
         (lambda index: index.update(what="orchestrator pack"), KEY, "of something else"),
     ],
@@ -338,18 +340,19 @@ def test_a_hostile_index_is_refused_by_name_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda file: file.update(name="../../evil.pipeline-cache"), "is no plain name"),
-        (lambda file: file.update(name="evil.so"), "is of no kind"),
-        (lambda file: file.update(size=1 << 40), "<= 1073741824"),
+        (lambda files: files[0].update(name="../../evil.pipeline-cache"), "is no plain name"),
+        (lambda files: files[0].update(name="evil.so"), "is of no kind"),
+        (lambda files: files[0].update(size=1 << 40), "<= 1073741824"),
+        (lambda files: files.extend(files * 3), "length <= 3"),
     ],
 )
 def test_a_hostile_manifest_of_a_release_that_nobody_signed_is_refused(
-    tmp_path: Path, change: Callable[[dict[str, Any]], object], said: str
+    tmp_path: Path, change: Callable[[list[dict[str, Any]]], object], said: str
 ) -> None:
     pack, site = make_pack(tmp_path / "base"), tmp_path / "site"
     publish([pack], site, None, "game")
     manifest = msgspec.json.decode((pack.directory / MANIFEST).read_bytes())
-    change(manifest["targets"][0]["files"][0])
+    change(manifest["targets"][0]["files"])
     content = msgspec.json.encode(manifest)
     name = hashlib.sha256(content).hexdigest()
     (site / "files" / name).write_bytes(content)
