@@ -36,7 +36,7 @@ class CutError(Exception):
 
 
 @frozen
-class Limits:
+class FetchLimits:
     """How long a source may take: a wait, and a whole file, by its size."""
 
     wait_s: float = 30.0
@@ -47,7 +47,7 @@ class Limits:
 
 
 @frozen
-class Stream:
+class FileStream:
     """A file that is being read."""
 
     start: int  # offset of the first byte; 0 where the source begins anew
@@ -60,8 +60,8 @@ class Source:
     """Where files come from: `open` has one from an offset on, and raises CutError and DeliveryError."""
 
     address: str
-    open: Callable[[str, int], AbstractContextManager[Stream]]
-    limits: Limits = field(factory=Limits)
+    open: Callable[[str, int], AbstractContextManager[FileStream]]
+    limits: FetchLimits = field(factory=FetchLimits)
 
     def path_of(self, name: str) -> str:
         """What messages call a file."""
@@ -72,7 +72,7 @@ def directory_source(directory: Path) -> Source:
     """A directory, which may be on another machine."""
 
     @contextmanager
-    def opened(name: str, start: int) -> Iterator[Stream]:
+    def opened(name: str, start: int) -> Iterator[FileStream]:
         path = directory / name
         try:
             descriptor = REAL_FILE_OPERATIONS.open_existing(path)
@@ -83,7 +83,7 @@ def directory_source(directory: Path) -> Source:
             if not status.is_regular:
                 raise DeliveryError(str(path), "it is no regular file")
             start = file.seek(min(start, status.size))
-            yield Stream(start, status.size - start, file.read)
+            yield FileStream(start, status.size - start, file.read)
 
     return Source(str(directory), opened)
 

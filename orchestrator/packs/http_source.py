@@ -13,20 +13,20 @@ from urllib.parse import urljoin
 
 import urllib3
 
-from orchestrator.packs.fetching import CutError, DeliveryError, Limits, Source, Stream
+from orchestrator.packs.fetching import CutError, DeliveryError, FetchLimits, FileStream, Source
 from orchestrator.version import VERSION
 
 _REDIRECTS: Final = 3
 _HEADERS: Final = {"Accept-Encoding": "identity", "User-Agent": f"orchestrator/{VERSION}"}
 
 
-def http_source(address: str, limits: Limits | None = None) -> Source:
+def http_source(address: str, limits: FetchLimits | None = None) -> Source:
     """The files below an address, http or https."""
-    address, limits = address.rstrip("/"), limits or Limits()
+    address, limits = address.rstrip("/"), limits or FetchLimits()
     pool = urllib3.PoolManager(retries=False, timeout=limits.wait_s)
 
     @contextmanager
-    def opened(name: str, start: int) -> Iterator[Stream]:
+    def opened(name: str, start: int) -> Iterator[FileStream]:
         path, headers = f"{address}/{name}", _HEADERS | ({"Range": f"bytes={start}-"} if start else {})
         try:
             with closing(_answer(pool, path, headers)) as response:
@@ -55,7 +55,7 @@ def _answer(pool: urllib3.PoolManager, path: str, headers: dict[str, str]) -> ur
     raise DeliveryError(path, f"the server redirects more than {_REDIRECTS} times")
 
 
-def _stream(path: str, start: int, response: urllib3.BaseHTTPResponse) -> Stream:
+def _stream(path: str, start: int, response: urllib3.BaseHTTPResponse) -> FileStream:
     status, headers = response.status, response.headers
     if status == 429 or status >= 500:
         raise CutError(f"the server answers {status}")
@@ -66,4 +66,4 @@ def _stream(path: str, start: int, response: urllib3.BaseHTTPResponse) -> Stream
     if headers.get("Content-Encoding", "identity") != "identity":
         raise DeliveryError(path, "the server encodes it, and its hash is of what is not encoded")
     read = partial(response.read1, decode_content=False)
-    return Stream(start if is_part else 0, response.length_remaining, read)
+    return FileStream(start if is_part else 0, response.length_remaining, read)

@@ -24,7 +24,7 @@ from cryptography.x509.oid import NameOID
 from orchestrator.packs import delivery
 from orchestrator.packs.delivery import INDEX, Delivered, ReleaseIndex, deliver, publish
 from orchestrator.packs.driver import Installed, PackDeviceOpened
-from orchestrator.packs.fetching import DeliveryError, Limits, directory_source
+from orchestrator.packs.fetching import DeliveryError, FetchLimits, directory_source
 from orchestrator.packs.http_source import http_source
 from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE
 from orchestrator.stores.pack import MANIFEST, Pack, PackError, PackWriter, manifest_of
@@ -35,7 +35,7 @@ from tests.packs.web import Web, served
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, Keys, file_of, keys_in
 from tests.stores.packs import KEY, TRUST, make_pack, target
 
-PATIENCE = Limits(wait_s=5, grace_s=30, pause_s=0)
+PATIENCE = FetchLimits(wait_s=5, grace_s=30, pause_s=0)
 ELSEWHERE = evolve(IDENTITY, device_id=IDENTITY.device_id + 1)
 
 
@@ -81,7 +81,7 @@ def web(site: Path) -> Iterator[Web]:
         yield server
 
 
-def take(web: Web, player: Path, limits: Limits = PATIENCE, **more: Any) -> Delivered:
+def take(web: Web, player: Path, limits: FetchLimits = PATIENCE, **more: Any) -> Delivered:
     trust = more.pop("trust", TRUST)
     return deliver(http_source(web.address, limits), player, trust, **more)
 
