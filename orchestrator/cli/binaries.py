@@ -153,7 +153,6 @@ def _check_usage(
 def _document(
     action: Action, store: BinaryStore, stat: StoreStat, fields: dict[str, Any]
 ) -> BinariesDocument:
-
     figures = {name: getattr(stat, name) for name in stat.__struct_fields__}
     figures["generations"] = tuple(map(_generation, stat.generations))
     return BinariesDocument(
@@ -166,7 +165,6 @@ def _document(
 
 
 def _generation(stat: GenerationStat, *, removed: bool = False) -> BinariesGeneration:
-
     about = stat.about
     figures = ("pipelines", "binaries", "bytes", "shared_driver_keys", "used_s")
     return BinariesGeneration(
@@ -215,7 +213,6 @@ def _exchanged(action: Action, pack: Path, report: ExchangeReport) -> tuple[dict
 def _prune(
     store: BinaryStore, bound: int | None, older_than_ns: int | None, *, dry_run: bool
 ) -> tuple[dict[str, Any], list[str]]:
-
     here, problem = devices_here()
     stat, now = store.statistics(), time.time()
     old = float("inf") if older_than_ns is None else older_than_ns / 1e9

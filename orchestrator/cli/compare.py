@@ -83,5 +83,4 @@ def _devices(pairs: list[str]) -> list[tuple[str, str]]:
 
 
 def _results(path: Path) -> Path:
-
     return path / RESULTS if path.is_dir() else path

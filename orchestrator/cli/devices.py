@@ -119,7 +119,6 @@ def without_dead(listing: Listing) -> str:
 
 
 def _show_families(output: Output, pattern: str) -> int:
-
     families = expand(pattern)
     output.document(lambda: _families_document(families))
     made = table("select with", "deviceID")
@@ -133,7 +132,6 @@ def _show_families(output: Output, pattern: str) -> int:
 
 
 def _document(listing: Listing) -> DevicesDocument:
-
     return DevicesDocument(
         devices=_listed(listing.devices),
         dead_drivers=listing.dead,
@@ -142,7 +140,6 @@ def _document(listing: Listing) -> DevicesDocument:
 
 
 def _listed(devices: Sequence[DeviceEntry]) -> tuple[ListedDevice, ...]:
-
     return tuple(
         ListedDevice.of(
             each.identity,
@@ -156,7 +153,6 @@ def _listed(devices: Sequence[DeviceEntry]) -> tuple[ListedDevice, ...]:
 
 
 def _families_document(families: Sequence[Family]) -> FamiliesDocument:
-
     return FamiliesDocument(
         families=tuple(
             FamilyRecord(selector=each.selector, family=each.name, device_id=each.device_id)

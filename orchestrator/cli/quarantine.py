@@ -60,7 +60,6 @@ def quarantine_verb(
 
 
 def _clear(directory: Path, keys: list[str]) -> int:
-
     usable = {path: held for path, held, _ in quarantines(directory) if held is not None and held.culprits}
     there = {each.key for held in usable.values() for each in held.culprits}
     if missing := [each for each in keys if each not in there]:
@@ -75,7 +74,6 @@ def _clear(directory: Path, keys: list[str]) -> int:
 def _document(
     directory: Path, cleared: int | None, found: list[tuple[Path, Quarantine | None, str]]
 ) -> QuarantineDocument:
-
     return QuarantineDocument(
         directory=directory,
         cleared=cleared,

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
+import msgspec
+from attrs import evolve
 from cyclopts import Parameter
 
 from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag, in_range
@@ -95,7 +97,6 @@ def refresh_verb(
 
 
 def _refresh(directory: Path, out: Output, limit_s: float) -> ExitCode:
-
     ends_s = clock.monotonic() + limit_s
     done: list[RefreshedCompile] = []
     present: dict[str, str] = {}
@@ -118,9 +119,6 @@ def _refreshed(
     directory: Path, was: RememberedCompile, present: dict[str, str], ends_s: float
 ) -> RefreshedCompile:
     """What becomes of a compile; `present` has names of cache files by selector, and gets more."""
-    import msgspec
-    from attrs import evolve
-
     told = partial(RefreshedCompile, set=tuple(map(path_text, was.set_paths)), selector=was.selector)
     if lost := next((each for each in was.set_paths if not Path(each).exists()), None):
         return told(outcome="left", detail=f"{path_text(lost)} is not there any more")
@@ -149,7 +147,6 @@ def _refreshed(
 
 
 def _print_units(out: Output, directory: Path | None, *, time: str, nice: int, idle: bool) -> ExitCode:
-
     words = [sys.executable, "-m", "orchestrator", "refresh"]
     words += ["--idle"] if idle else []
     words += ["--nice", str(nice)] if nice else []

@@ -140,7 +140,6 @@ def _check(sets: Sequence[str], given: RegressArguments) -> None:
 
 
 def _read(paths: Sequence[str], rules: Sequence[FailRule]) -> list[Judged]:
-
     first, second = (read_results(Path(each)) for each in paths)
     return [Judged.of((), compare_results(first, second), rules)]
 
@@ -159,7 +158,6 @@ def _work_folder(out: Path | None) -> Iterator[Path]:
 def _compiled(
     sets: Sequence[str], given: RegressArguments, rules: Sequence[FailRule], output: Output
 ) -> list[Judged]:
-
     try:
         sides = SideDriver.parse(given.before), SideDriver.parse(given.after)
     except ValueError as error:

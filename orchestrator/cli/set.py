@@ -113,7 +113,6 @@ def set_verb(
 
 
 def _merge(sets: list[str], output: Path, out: Output) -> ExitCode:
-
     require_writable(output, inputs=[path for each in sets for path in archive_paths([each])])
     parts: list[MergedSet] = []
     with ArchiveWriter(output) as writer:
@@ -148,7 +147,6 @@ def _merge(sets: list[str], output: Path, out: Output) -> ExitCode:
 
 
 def _diff(sets: list[str], out: Output) -> ExitCode:
-
     if len(sets) != 2:
         raise UsageError(f"set diff: two sets are compared, not {len(sets)}", "name two")
     with open_set(sets[:1]) as first, open_set(sets[1:]) as second:
@@ -187,7 +185,6 @@ def _diff(sets: list[str], out: Output) -> ExitCode:
 
 
 def _difference(name: str, one: AbstractSet[Name], other: AbstractSet[Name]) -> SetDifference:
-
     return SetDifference(
         name=name, only_first=len(one - other), both=len(one & other), only_second=len(other - one)
     )
@@ -196,7 +193,6 @@ def _difference(name: str, one: AbstractSet[Name], other: AbstractSet[Name]) -> 
 def _sample(
     sets: list[str], given: SampleArguments, used: Path | None, output: Path, out: Output
 ) -> ExitCode:
-
     if not given.max_size:
         raise UsageError("set sample: the largest size is missing", "such as --max-size 10M")
     most, paths = size_bytes(given.max_size, "--max-size"), archive_paths(sets)
