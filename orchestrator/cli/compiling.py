@@ -463,8 +463,9 @@ def _remember(
 
     encoded = msgspec.msgpack.encode(evolve(options, time_limit_s=None))
     name = cache_path(directory, report.device.identity).name
+    paths = [str(Path(each).absolute()) for each in call.paths]
     with suppress(SaveError):  # it costs only that
-        remember_compile(directory, RememberedCompile.of(call.paths, options.selector, encoded, name))
+        remember_compile(directory, RememberedCompile.of(paths, options.selector, encoded, name))
 
 
 def _show_one(output: Output, report: CompileReport, clock: StageClock, *, allow_damaged: bool) -> None:

@@ -24,8 +24,8 @@ class RememberedCompile(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, paths: Iterable[str], selector: str, options: bytes, cache_file: str) -> Self:
-        """A compile of archives, whose paths may be relative."""
-        return cls(tuple(os.fsencode(Path(each).absolute()) for each in paths), selector, options, cache_file)
+        """A compile of archives, whose paths are absolute."""
+        return cls(tuple(map(os.fsencode, paths)), selector, options, cache_file)
 
     @property
     def set_paths(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ library cryptography, of the extra `sign`. Thread-safe.
 
 from __future__ import annotations
 
-import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -16,7 +16,13 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from orchestrator.errors import OrchestratorError, shell_text
-from orchestrator.stores.files.atomic_file import ReadError, likely_cause, read_capped
+from orchestrator.stores.files.atomic_file import (
+    REAL_FILE_OPERATIONS,
+    ReadError,
+    read_capped,
+    write_atomically,
+    write_document,
+)
 
 PUBLIC_SUFFIX: Final = ".pub"
 _CAP: Final = 4096
@@ -72,7 +78,7 @@ class SigningKey:
             SigningError: It is none, cannot be read, belongs to another user, or others may read or write it.
         """
         content = _content(path, trusted=True)
-        if (mode := path.stat().st_mode & 0o777) & 0o044:
+        if (mode := REAL_FILE_OPERATIONS.stat(path).permissions) & 0o044:
             step = f"chmod 600 {shell_text(path)}"
             raise SigningError(path, f"others may read the key (mode {mode:04o})", step)
         try:
@@ -97,7 +103,8 @@ class SigningKey:
         """Write both keys into new files, the private one, mode 0600, at `path`; returns the public one's.
 
         Raises:
-            SigningError: There is something already, or a file cannot be written.
+            SigningError: There is something already.
+            SaveError: A file cannot be written.
         """
         public = path.with_name(path.name.removesuffix(".key") + PUBLIC_SUFFIX)
         private = self._key.private_bytes(
@@ -105,14 +112,11 @@ class SigningKey:
         )
         of_both = self._key.public_key().public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         for each in (path, public):
-            if os.path.lexists(each):
+            with suppress(OSError):
+                REAL_FILE_OPERATIONS.lstat(each)
                 raise SigningError(each, "there is something already, and no key is replaced")
-        for each, mode, content in ((path, 0o600, private), (public, 0o644, of_both)):
-            try:
-                with os.fdopen(os.open(each, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-                    file.write(content)
-            except OSError as error:
-                raise SigningError(each, f"it cannot be written: {likely_cause(error)}") from error
+        write_atomically(path, [private])
+        write_document(public, of_both)
         return public
 
 

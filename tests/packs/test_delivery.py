@@ -30,6 +30,7 @@ from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE
 from orchestrator.stores.pack import MANIFEST, Pack, PackError, PackWriter, manifest_of
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.signing import PublicKey, SigningKey
+from tests.campaigns import tries
 from tests.packs.openers import OTHER_DRIVER
 from tests.packs.web import Web, served
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, Keys, file_of, keys_in
@@ -416,7 +417,7 @@ def test_random_damage_is_never_taken_for_signed(
         return Pack.open(path.parent, trust)
 
     counts: Counter[str] = Counter()
-    for _ in range(2000):
+    for _ in range(tries(250, 2000)):
         damaged = bytearray(whole)
         for _ in range(noise.randint(1, 3)):
             at = noise.randrange(len(damaged))

@@ -21,7 +21,7 @@ OF_SQLITE = {FOLDER / "binary_store.py", FOLDER / "state.py"}
 
 MODULES = {"shutil", "tempfile", "io", "fcntl", "msvcrt", "mmap", "glob", "subprocess", "socket"}
 # What is left of os: nothing of a file.
-OS_NAMES = {"strerror", "getpid", "urandom", "PathLike"}
+OS_NAMES = {"strerror", "getpid", "urandom", "PathLike", "fsencode", "fsdecode"}
 # What has methods of these names and is no path: the shim itself, a copy of a struct, the store of
 # binaries, a pack, which is read through the shim.
 NO_PATHS = {
