@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 import msgspec
 from attrs import evolve, frozen
 
-from orchestrator.cli.errors import CLUSTER_EXTRA, ExitCode, Failure, UsageError, explain
+from orchestrator.cli.errors import ExitCode, Failure, UsageError, explain
 from orchestrator.cli.errors import report as report_failure
 from orchestrator.cli.output import (
     Output,
@@ -38,6 +38,7 @@ from orchestrator.cli.output import (
 from orchestrator.cli.values import (
     MOST_WORKERS,
     archive_paths,
+    extra,
     hash_number,
     pipeline_limit,
     require_writable,
@@ -582,10 +583,8 @@ async def _compiler(arguments: CompileArguments, targets: int) -> AsyncIterator[
     if not arguments.cluster:
         yield IN_TURN
         return
-    try:
+    with extra("cluster", "--cluster"):
         from orchestrator.cluster.compile import cluster_compiler
-    except ModuleNotFoundError as error:
-        raise UsageError(f"--cluster: {error.name} is not installed", CLUSTER_EXTRA) from None
     assert arguments.out is not None  # noqa: S101 - checked before
     folder = arguments.out.absolute().with_name(f".{arguments.out.name}.cluster")
     workers = _worker_count(arguments.workers)

@@ -18,9 +18,9 @@ from orchestrator.cli.documents import (
     ListedDevice,
     MachineRecord,
 )
-from orchestrator.cli.errors import CLUSTER_EXTRA, ExitCode, UsageError
+from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, driver_text, styled, table, version_text
-from orchestrator.cli.values import show_words
+from orchestrator.cli.values import extra, show_words
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.families import Family, expand, is_pattern
 from orchestrator.devices.listing import DeviceEntry, Listing, list_all, list_one
@@ -82,10 +82,8 @@ def devices_verb(
 
 
 def _show_cluster(output: Output, address: str, selector: str) -> int:
-    try:
+    with extra("cluster", "--cluster"):
         from orchestrator.cluster.machines import machines_of
-    except ModuleNotFoundError as error:
-        raise UsageError(f"--cluster: {error.name} is not installed", CLUSTER_EXTRA) from None
 
     machines = machines_of(address, selector)
     output.document(

@@ -817,6 +817,7 @@ class ComparedSides(Record, frozen=True, kw_only=True):
     occupancy_lost: int
     wave_size_changed: int
     only_one: tuple[OnlyOne, ...]
+    neither: tuple[OnlyOne, ...]  # What both sides lack, with the reason of the side after.
     time: CompileTimeRecord | None
     rules: tuple[RuleVerdict, ...]
 
@@ -824,6 +825,7 @@ class ComparedSides(Record, frozen=True, kw_only=True):
 class RegressDocument(Document, frozen=True, kw_only=True):
     """`regress --json`."""
 
+    version: int = 2  # Version of the document.
     comparisons: tuple[ComparedSides, ...]
 
 

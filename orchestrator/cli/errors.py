@@ -23,9 +23,6 @@ from orchestrator.cli.output import Output, path_text, styled, write_json
 from orchestrator.errors import ArchiveError, ManifestError, OrchestratorError, shell_text
 from orchestrator.process import wants_a_thread
 
-CLUSTER_EXTRA = "install what it needs: pip install 'vulkan-pipeline-orchestrator[cluster]'"
-"""The next step where a cluster is asked for, and its libraries are not there."""
-
 
 class ExitCode(enum.IntEnum):
     """The exit status of a verb."""

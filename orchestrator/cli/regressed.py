@@ -136,6 +136,7 @@ def _document(judged: Judged) -> ComparedSides:
         occupancy_lost=len(found.new_of("occupancy")),
         wave_size_changed=len(found.waves),
         only_one=found.only_one,
+        neither=found.neither,
         time=None if judged.time is None else _time(judged.time),
         rules=judged.verdicts,
     )

@@ -7,9 +7,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from orchestrator.cli.application import CacheDirectory, JsonFlag
-from orchestrator.cli.errors import CLUSTER_EXTRA, ExitCode, UsageError
+from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, path_text
-from orchestrator.cli.values import usable_directory
+from orchestrator.cli.values import extra, usable_directory
 
 
 def worker_verb(
@@ -38,11 +38,9 @@ def worker_verb(
     Args:
         name: What the worker is called.
     """
-    try:
+    with extra("cluster", "worker"):
         from orchestrator.cluster.connection import require_safe
         from orchestrator.cluster.worker import run_worker
-    except ModuleNotFoundError as error:
-        raise UsageError(f"worker: {error.name} is not installed", CLUSTER_EXTRA) from None
     from orchestrator.cli.documents import WorkerDocument
 
     require_safe(address)

@@ -58,9 +58,9 @@ class ExecutableTotals(Record, frozen=True):
 
 
 class OnlyOne(Record, frozen=True):
-    """Pipelines that one side has, by why the other one does not."""
+    """Pipelines that one side has, or none, by why the other one does not."""
 
-    side: str  # The side that has them: before or after.
+    side: str  # The side that has them: before or after; "" for neither.
     status: str  # On the other one: skipped, failed, crashed, not run, untold, or absent.
     reason: str
     pipelines: tuple[tuple[str, Hash], ...]  # Application and key of each.

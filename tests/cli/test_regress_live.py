@@ -112,6 +112,16 @@ def test_another_wave_size_is_found(regress: Regress) -> None:
     assert found["wave_size_changed"] == 1  # the fragment shader
 
 
+def test_a_shader_over_the_time_limit_is_lost(regress: Regress, call: Call, tmp_path: Path) -> None:
+    one = tmp_path / "one.foz"
+    key = "1ab86eac67314d61"  # takes seconds
+    assert call("extract", corpus("slow"), "--only", key, "-o", one).code == 0
+    sides = "--before", "plain=installed", "--after", "other=+RADV_DEBUG=nocache"
+    (lost,) = regress(one, *sides, "--timeout", "0.2s")["neither"]
+    assert lost["status"] == "crashed"
+    assert "the driver did not come back from it within 0.2 s" in lost["reason"]
+
+
 def test_another_build_of_mesa_on_captured_sets(regress: Regress, other_mesa: Path, tmp_path: Path) -> None:
     sides = "--before", "new=installed", "--after", f"old={other_mesa}"
     # One set as any other, one with ray tracing, and one on which the other Mesa crashes.
