@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import time
 from contextlib import AbstractContextManager, suppress
 from typing import Final
@@ -38,16 +37,6 @@ class Reading(msgspec.Struct, frozen=True):
     wall_ns: int
     cpu_ns: int
     run_delay_ns: int
-
-
-USAGE: Final = ("minor_faults", "major_faults", "sleeps", "preemptions")
-"""What `usage_now` gives: page faults without disk and with; waits; times it was made to leave."""
-
-
-def usage_now() -> npt.NDArray[np.int64]:
-    """What the kernel did for this thread so far, shape (4,), as `USAGE` says."""
-    used = resource.getrusage(resource.RUSAGE_THREAD)
-    return np.array([used.ru_minflt, used.ru_majflt, used.ru_nvcsw, used.ru_nivcsw], np.int64)
 
 
 class ThreadMeter(AbstractContextManager["ThreadMeter"]):

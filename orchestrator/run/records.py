@@ -45,7 +45,7 @@ from orchestrator.sets.subset import Subset
 from orchestrator.stores.cache_file import LoadResult, LoadStatus
 from orchestrator.stores.culprits import Culprit
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """Version of the encoding; a new field does not change it."""
 
 _HIT = FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT
@@ -697,26 +697,14 @@ class Timing(Sums, frozen=True):
     overhead_ns: Nanoseconds = 0  # wall x workers - driver: all time outside the driver.
     make_caches_ns: Nanoseconds = 0  # Creating the primary and the worker caches, before the first job.
     read_back_ns: Nanoseconds = 0  # Reading the primary's data, if the run does.
-    waiting_ns: Nanoseconds = 0  # Workers' time while all that was left waited for other pipelines.
-    ending_ns: Nanoseconds = 0  # Sum over all workers of the time in which none was left, and others ended.
-    minor_faults: int = 0  # Page faults of the workers' threads without disk access.
-    major_faults: int = 0  # Page faults with disk access.
-    sleeps: int = 0  # Voluntary context switches of the workers' threads.
-    preemptions: int = 0  # Involuntary context switches of the workers' threads.
 
-    @property
-    def idle_share(self) -> float:
-        """Share of the workers' time in which they had nothing to do."""
-        workers_ns = self.overhead_ns + self.driver_ns  # wall x workers, over all runs
-        return (self.waiting_ns + self.ending_ns) / workers_ns if workers_ns > 0 else 0.0
-
-
-def timing_of(calls: Calls, *, workers: int, wall_ns: int, **spent: int) -> Timing:
-    """Sum up the calls of a run."""
-    sums = {name: int(getattr(calls, name).sum()) for name in ("cpu_ns", "blocked_ns", "run_delay_ns")}
-    driver_ns = int(calls.driver_ns.sum())
-    overhead_ns = wall_ns * workers - driver_ns
-    return Timing(wall_ns=wall_ns, driver_ns=driver_ns, overhead_ns=overhead_ns, **sums, **spent)
+    @classmethod
+    def of(cls, calls: Calls, *, workers: int, wall_ns: int, **spent: int) -> Self:
+        """The times of a run with these calls."""
+        names = ("driver_ns", "cpu_ns", "blocked_ns", "run_delay_ns")
+        sums = {name: int(getattr(calls, name).sum()) for name in names}
+        overhead_ns = wall_ns * workers - sums["driver_ns"]
+        return cls(wall_ns=wall_ns, overhead_ns=overhead_ns, **sums, **spent)
 
 
 # --- the report of a run
@@ -992,7 +980,6 @@ class MergeTotals(Record, frozen=True):
     primary_bytes_after: int  # That and what each merge added.
     pruned_bytes: int  # Payload that was there more than once.
     duplicate_keys: int  # Number of keys of the set that more than one worker compiled.
-    duplicate_driver_ns: Nanoseconds  # Driver time of all compiles of these keys except the first of each.
     merge_ns: Nanoseconds  # Time of the merges.
     barrier_wait_ns: Nanoseconds  # Time that all workers waited at the barriers.
     groups: tuple[MergeReport, ...]  # The merge of each group, with each worker's figures.
@@ -1013,7 +1000,6 @@ class MergeTotals(Record, frozen=True):
             + sum(each.primary_bytes_after - each.primary_bytes_before for each in merges),
             pruned_bytes=sum(each.pruned_bytes for each in merges),
             duplicate_keys=sum(each.duplicate_job_keys.keys for each in merges),
-            duplicate_driver_ns=sum(each.duplicate_job_keys.driver_ns for each in merges),
             merge_ns=sum(each.merge_ns for each in merges),
             barrier_wait_ns=sum(sum(each.barrier_wait_ns) for each in merges),
             groups=merges,

@@ -44,7 +44,7 @@ from orchestrator.errors import (
     OrchestratorError,
     expect,
 )
-from orchestrator.run.accounting import USAGE, CallLog, ThreadMeter, driver_time_ns, usage_now
+from orchestrator.run.accounting import CallLog, ThreadMeter, driver_time_ns
 from orchestrator.run.caches import Creator, MergedHook, RunCaches, duplicates
 from orchestrator.run.exchange import BatchResult, Exchange
 from orchestrator.run.first_error import first_error
@@ -59,7 +59,6 @@ from orchestrator.run.records import (
     RunReport,
     Timing,
     status_code,
-    timing_of,
 )
 from orchestrator.run.statistics import StatisticsSource
 from orchestrator.schedule.jobs import Int32s
@@ -82,9 +81,7 @@ class Worker:
         self._recorder = recorder
         self.log = CallLog(number)
         self.arrived_ns = 0
-        self.waiting_ns = 0
         self.knows_run_delay = True
-        self.usage = np.zeros(len(USAGE), np.int64)
 
     async def run(self, limiter: trio.CapacityLimiter) -> None:
         """Work until nothing is left.
@@ -97,17 +94,14 @@ class Worker:
             answer, seen = await trio.to_thread.run_sync(self._stint, limiter=limiter)
             if not isinstance(answer, Wait):
                 return
-            began_ns = time.perf_counter_ns()
             with trio.move_on_after(self._creator.due_in_s()) as waited:
                 await self._exchange.wait_changed(seen)
             if waited.cancelled_caught:
                 await trio.to_thread.run_sync(self._creator.between_batches, limiter=limiter)
-            self.waiting_ns += time.perf_counter_ns() - began_ns
 
     def _stint(self) -> tuple[Wait | Done, int]:
         ended: Assignment | None = None
         result: BatchResult | None = None
-        began = usage_now()
         with ThreadMeter() as meter:
             while True:
                 try:
@@ -123,7 +117,6 @@ class Worker:
                     break
                 ended, result = answer, self._create(answer.indices, meter)
             self.knows_run_delay &= meter.has_run_delay
-        self.usage += usage_now() - began
         self.arrived_ns = time.perf_counter_ns()
         return answer, seen
 
@@ -413,7 +406,6 @@ class Run:
         binaries, identifiers, supply_notes = caches.binaries(), None, list[str]()
         if self.supply is not None:
             identifiers, supply_notes = self.supply.record(table), self.supply.notes
-        merge_ns = merge.merge_ns if merge is not None else 0
         return RunReport(
             mode=caches.mode,
             workers=self.worker_count,
@@ -421,28 +413,20 @@ class Run:
             calls=calls,
             barrier=barrier,
             merge=merge,
-            timing=self._timing(calls, sum(barrier.waits_ns), merge_ns),
+            timing=Timing.of(
+                calls,
+                workers=self.worker_count,
+                wall_ns=self._barrier_ns - self._started_ns,
+                make_caches_ns=caches.open_ns,
+                merge_ns=merge.merge_ns if merge is not None else 0,
+                read_back_ns=caches.read_back_ns,
+            ),
             stopped=exchange.cancelled or exchange.out_of_time,
             device_lost=bool(exchange.device_lost),
             notes=(*caches.notes, *supply_notes, *self._notes(len(calls))),
             cache_data=caches.data,
             binaries=binaries,
             identifiers=identifiers,
-        )
-
-    def _timing(self, calls: Calls, ending_ns: int, merge_ns: int) -> Timing:
-        workers = self._workers
-        usage = np.sum([np.zeros(len(USAGE), np.int64), *(worker.usage for worker in workers)], axis=0)
-        return timing_of(
-            calls,
-            workers=self.worker_count,
-            wall_ns=self._barrier_ns - self._started_ns,
-            make_caches_ns=self._caches.open_ns,
-            merge_ns=merge_ns,
-            read_back_ns=self._caches.read_back_ns,
-            waiting_ns=sum(worker.waiting_ns for worker in workers),
-            ending_ns=ending_ns,
-            **dict(zip(USAGE, usage.tolist(), strict=True)),
         )
 
     def _notes(self, calls: int) -> list[str]:

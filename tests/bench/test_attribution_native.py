@@ -15,7 +15,7 @@ from attrs import frozen
 from orchestrator.devices.device import FEEDBACK_VALID, CreationBatch
 from orchestrator.devices.simulated import LockingStrategy
 from orchestrator.run.accounting import CallLog, ThreadMeter
-from orchestrator.run.records import Calls, timing_of
+from orchestrator.run.records import Calls, Timing
 from tests.drivers import require_tool
 from tests.processors import one_processor
 
@@ -95,7 +95,7 @@ def measured(library: ctypes.CDLL, driver: int, strategy: LockingStrategy, worke
     for thread in threads:
         thread.join()
     calls = Calls.joined([log.work_out()[0] for log in logs])
-    timing = timing_of(calls, workers=workers, wall_ns=0)
+    timing = Timing.of(calls, workers=workers, wall_ns=0)
     assert len(calls) == each * workers
     return Seen(sum(truths), timing.blocked_ns, timing.run_delay_ns, timing.driver_ns)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from orchestrator.devices.device import CreationBatch
-from orchestrator.run.accounting import CallLog, Reading, ThreadMeter, driver_time_ns, usage_now
+from orchestrator.run.accounting import CallLog, Reading, ThreadMeter, driver_time_ns
 
 
 def batch(flags: list[int], durations: list[int]) -> CreationBatch:
@@ -73,18 +72,3 @@ def test_the_meter_works_where_the_kernel_keeps_no_statistics(
     with ThreadMeter() as meter:
         assert meter.begin().run_delay_ns == meter.end().run_delay_ns == 0
         assert not meter.has_run_delay
-
-
-def test_usage_counts_the_page_faults_and_waits_of_a_thread() -> None:
-    before = usage_now()
-    pages = bytearray(64 << 20)  # asked of the kernel anew: each page that is touched is a fault
-    pages[::4096] = b"x" * len(pages[::4096])
-    released = threading.Lock()
-    released.acquire()
-    timer = threading.Timer(0.01, released.release)
-    timer.start()
-    with released:  # waits for the timer's thread
-        timer.join()
-    minor_faults, _, sleeps, _ = (usage_now() - before).tolist()
-    assert minor_faults >= 16  # huge pages are 2 MiB
-    assert sleeps >= 1
