@@ -25,9 +25,9 @@ from orchestrator.devices.simulated import mapped_cost as mapped_cost
 from orchestrator.devices.simulated import simulated_features as simulated_features
 from orchestrator.devices.simulated import simulated_identity as simulated_identity
 from orchestrator.devices.simulated import simulated_image as simulated_image
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS as REAL_FILE_OPERATIONS
 from orchestrator.stores.files.atomic_file import FileOperations as FileOperations
 from orchestrator.stores.files.atomic_file import FileStatus as FileStatus
+from orchestrator.stores.files.atomic_file import files_through as files_through
 from orchestrator.stores.files.fault_injection import FAILURES as FAILURES
 from orchestrator.stores.files.fault_injection import Fault as Fault
 from orchestrator.stores.files.fault_injection import FaultyFileOperations as FaultyFileOperations

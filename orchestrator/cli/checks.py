@@ -21,7 +21,7 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores.binary_export import EXPORT_MAGIC, prove_export
 from orchestrator.stores.binary_store import BinaryStore, StoreError
 from orchestrator.stores.cache_file import CACHE_FILE_SUFFIX, LoadStatus
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust, distrust_directory
+from orchestrator.stores.files.atomic_file import distrust, distrust_directory, files
 from orchestrator.stores.files.recovery import PREVIOUS_SUFFIX, QUARANTINE_DIRECTORY, previous_path
 from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file, inspect_state
 from orchestrator.stores.pack import Pack, PackError, is_pack, missing_shards
@@ -164,7 +164,7 @@ def _check_directory(path: Path, output: Output) -> Iterator[Checked]:
     quarantined = len(list((path / QUARANTINE_DIRECTORY).glob("*")))
     unseen = sum((path / each).is_dir() for each in {*names} - {*checked, QUARANTINE_DIRECTORY})
     # Permissions matter for files that a driver gets, not for archives.
-    distrusted = distrust_directory(path, REAL_FILE_OPERATIONS) if kept or not archives else None
+    distrusted = distrust_directory(path) if kept or not archives else None
     yield Checked(
         path,
         "directory",
@@ -273,10 +273,8 @@ def _check_cache_file(path: Path) -> Checked:
 def _distrusted(path: Path) -> tuple[str | None, ...]:
     """Why a run would not use a cache file."""
     try:
-        status = REAL_FILE_OPERATIONS.stat(path)
-        return distrust(path, status, REAL_FILE_OPERATIONS), distrust_directory(
-            path.parent, REAL_FILE_OPERATIONS
-        )
+        status = files().stat(path)
+        return distrust(path, status), distrust_directory(path.parent)
     except OSError as error:
         return (error.strerror or str(error),)
 

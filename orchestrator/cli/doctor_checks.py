@@ -22,7 +22,7 @@ from orchestrator.errors import DeviceError
 from orchestrator.registry import registry
 from orchestrator.sets.spirv.validation import find_spirv_val
 from orchestrator.stores.cache_file import LoadStatus, cache_path, is_accused, read_cache_file, save_problem
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, likely_cause, unwritable
+from orchestrator.stores.files.atomic_file import files, likely_cause, unwritable
 from orchestrator.stores.files.recovery import QUARANTINE_DIRECTORY, previous_path
 from orchestrator.stores.profile_file import load_key_profile
 from orchestrator.stores.state import state_path, state_problem
@@ -196,7 +196,7 @@ def check_directory(directory: Path) -> Iterator[DoctorFinding]:
     """Check the directory of cache files."""
     subject, name = "cache directory", path_text(directory)
     try:
-        status = REAL_FILE_OPERATIONS.stat(directory)
+        status = files().stat(directory)
     except FileNotFoundError:
         there = next(each for each in (directory, *directory.absolute().parents) if os.path.lexists(each))
         reason = unwritable(there / "probe") if there.is_dir() else f"{path_text(there)} is no directory"

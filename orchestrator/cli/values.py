@@ -26,7 +26,6 @@ from orchestrator.process import flush_c_streams
 from orchestrator.sets.inputs import irregular
 from orchestrator.sets.sample import SAMPLE, sample_path
 from orchestrator.stores.files.atomic_file import (
-    REAL_FILE_OPERATIONS,
     SaveError,
     distrust_directory,
     ensure_directory,
@@ -143,7 +142,7 @@ def roots_in_home(directory: Path) -> str | None:
 def unfit_directory(directory: Path) -> str | None:
     """Why nothing can be kept in a directory that is there, and the command that mends it; None if it can."""
     try:
-        reason = distrust_directory(directory, REAL_FILE_OPERATIONS)
+        reason = distrust_directory(directory)
     except OSError as error:
         return likely_cause(error)
     return reason or unwritable(directory / "probe")

@@ -29,11 +29,11 @@ from orchestrator.errors import shell_text
 from orchestrator.packs.driver import PackDeviceOpened, pack_driver
 from orchestrator.packs.fetching import DeliveryError, Source, fill
 from orchestrator.stores.files.atomic_file import (
-    REAL_FILE_OPERATIONS,
     MissingFileError,
     ReadError,
     SaveError,
     ensure_directory,
+    files,
     likely_cause,
     read_capped,
     write_atomically,
@@ -311,7 +311,7 @@ def _fetched(source: Source, path: Path, size: int, sha256: str) -> int:
             is_proven = hashlib.file_digest(sink, "sha256").hexdigest() == sha256
             os.fsync(sink.fileno())
         if is_proven:
-            REAL_FILE_OPERATIONS.rename(part, path)
+            files().rename(part, path)
             return fetched
         part.unlink()
     except DeliveryError:

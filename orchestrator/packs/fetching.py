@@ -15,7 +15,7 @@ from typing import BinaryIO, Final
 from attrs import field, frozen
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, likely_cause
+from orchestrator.stores.files.atomic_file import files, likely_cause
 
 _CHUNK: Final = 1 << 16
 _PUBLISHED: Final = "tell who publishes it; nothing of it was installed"
@@ -75,11 +75,11 @@ def directory_source(directory: Path) -> Source:
     def opened(name: str, start: int) -> Iterator[FileStream]:
         path = directory / name
         try:
-            descriptor = REAL_FILE_OPERATIONS.open_existing(path)
+            descriptor = files().open_existing(path)
         except OSError as error:
             raise DeliveryError(str(path), likely_cause(error), "check the path") from error
         with os.fdopen(descriptor, "rb") as file:
-            status = REAL_FILE_OPERATIONS.fstat(descriptor)
+            status = files().fstat(descriptor)
             if not status.is_regular:
                 raise DeliveryError(str(path), "it is no regular file")
             start = file.seek(min(start, status.size))

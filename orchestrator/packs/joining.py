@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from orchestrator.packs.driver import Join, pack_driver
 from orchestrator.stores.binary_export import join_exports, prove_export
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, SaveError, likely_cause
+from orchestrator.stores.files.atomic_file import SaveError, files, likely_cause
 from orchestrator.stores.files.writer_lock import lock_path
 from orchestrator.stores.pack import (
     MANIFEST,
@@ -105,8 +105,8 @@ def _made_at(place: Path, key: SigningKey | None) -> Iterator[PackWriter]:
             _remove(writer.directory, writer.directory.iterdir())  # what a killed merge left
             yield writer
             _remove(writer.directory, map(writer.directory.joinpath, Pack.open(writer.directory).strays()))
-            REAL_FILE_OPERATIONS.rename(writer.directory, place)
-            REAL_FILE_OPERATIONS.sync_directory(place.parent)
+            files().rename(writer.directory, place)
+            files().sync_directory(place.parent)
         except OSError as error:
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY):
                 raise PackError(place, "there is something already", _ANOTHER) from None

@@ -439,11 +439,7 @@ _ORPHANS: Final = (
         "binary_pipeline",
         "generation NOT IN (SELECT id FROM binary_generation)",
     ),
-    (
-        "uses of binaries are of no pipeline",
-        "binary_use",
-        "pipeline NOT IN (SELECT id FROM binary_pipeline)",
-    ),
+    ("uses of binaries are of no pipeline", "binary_use", "pipeline NOT IN (SELECT id FROM binary_pipeline)"),
     ("binaries are used by no pipeline", "binary_payload", "id NOT IN (SELECT payload FROM binary_use)"),
 )
 """What nothing refers to: in words, its table, and the condition."""

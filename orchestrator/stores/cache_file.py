@@ -30,8 +30,6 @@ from orchestrator.devices.device import (
 )
 from orchestrator.errors import DriverError, OrchestratorError, expect
 from orchestrator.stores.files.atomic_file import (
-    REAL_FILE_OPERATIONS,
-    FileOperations,
     MissingFileError,
     ReadError,
     SaveError,
@@ -40,6 +38,7 @@ from orchestrator.stores.files.atomic_file import (
     check_directory,
     content_hash128,
     distrust_directory,
+    files,
     likely_cause,
     read_capped_parts,
     read_head,
@@ -113,11 +112,7 @@ _READ_STATUS: Final[Mapping[type[ReadError], LoadStatus]] = {
     UntrustedError: LoadStatus.UNTRUSTED_PERMISSIONS,
 }
 # What a save moves into the quarantine, since it replaces the file.
-_SET_ASIDE: Final = {
-    LoadStatus.TOO_LARGE,
-    LoadStatus.UNTRUSTED_PERMISSIONS,
-    LoadStatus.UNSUPPORTED_VERSION,
-}
+_SET_ASIDE: Final = {LoadStatus.TOO_LARGE, LoadStatus.UNTRUSTED_PERMISSIONS, LoadStatus.UNSUPPORTED_VERSION}
 
 
 # --- headers
@@ -374,10 +369,7 @@ def _slug(text: str) -> str:
 
 
 def read_cache_file(
-    path: str | os.PathLike[str],
-    identity: DeviceIdentity | None,
-    policy: LoadPolicy = DEFAULT_POLICY,
-    operations: FileOperations = REAL_FILE_OPERATIONS,
+    path: str | os.PathLike[str], identity: DeviceIdentity | None, policy: LoadPolicy = DEFAULT_POLICY
 ) -> LoadResult:
     """Read a cache file and prove that a device may be given its data. Never raises. Thread-safe.
 
@@ -401,9 +393,7 @@ def read_cache_file(
             raise CacheHeaderError(wrong[0].status, wrong[0].field, "; ".join(map(str, wrong)))
 
     try:
-        head, data = read_capped_parts(
-            path, PREFIX_HEADER_SIZE, policy.cap, operations, trusted=True, accept=accept
-        )
+        head, data = read_capped_parts(path, PREFIX_HEADER_SIZE, policy.cap, trusted=True, accept=accept)
         header = prove_content(head, data)
     except ReadError as error:
         return LoadResult(read_status(error), path, detail=error.reason)
@@ -418,7 +408,7 @@ def read_status(error: ReadError) -> LoadStatus:
     return _READ_STATUS.get(type(error), LoadStatus.UNREADABLE)
 
 
-def stored_data_hash(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> bytes | None:
+def stored_data_hash(path: Path) -> bytes | None:
     """The data hash in the header of a cache file; None where there is no file with a whole, trusted header.
 
     It tells whether a file was replaced.
@@ -427,7 +417,7 @@ def stored_data_hash(path: Path, operations: FileOperations = REAL_FILE_OPERATIO
         ReadError: There is a file that cannot be read.
     """
     try:
-        head = read_head(path, PREFIX_HEADER_SIZE, operations, trusted=True)
+        head = read_head(path, PREFIX_HEADER_SIZE, trusted=True)
         return PipelineCachePrefixHeader.unpack(head).data_hash
     except (MissingFileError, UntrustedError, CacheHeaderError):
         return None
@@ -444,7 +434,6 @@ def load_into_cache(
     externally_synchronized: bool = False,
     internally_synchronized_merge: bool = False,
     name: str = "cache",
-    operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> tuple[PipelineCache, LoadResult]:
     """Create a cache on a device from a file, or an empty one where the file cannot be trusted.
 
@@ -469,13 +458,13 @@ def load_into_cache(
             name=name,
         )
 
-    cache, result = _CacheLoader(device, Path(path), create, policy, operations).load()
+    cache, result = _CacheLoader(device, Path(path), create, policy).load()
     return (create(b"") if cache is None else cache), result
 
 
-def is_accused(path: Path, data_hash: bytes, operations: FileOperations = REAL_FILE_OPERATIONS) -> bool:
+def is_accused(path: Path, data_hash: bytes) -> bool:
     """Whether a load with the default policy would not give the driver this data: processes died of it."""
-    return deaths_of(path, data_hash, operations) > DEFAULT_POLICY.tolerated_crashes
+    return deaths_of(path, data_hash) > DEFAULT_POLICY.tolerated_crashes
 
 
 @define(eq=False)
@@ -486,7 +475,6 @@ class _CacheLoader:
     path: Path
     create: Callable[[bytes], PipelineCache]
     policy: LoadPolicy
-    operations: FileOperations
     has_lock: bool = False
     _gave_up: bool = field(default=False, init=False)
     _is_alone: bool = field(default=False, init=False)
@@ -508,13 +496,13 @@ class _CacheLoader:
         return None, _noted(current, detail, previous=previous)
 
     def _load_one(self, path: Path) -> tuple[PipelineCache | None, LoadResult]:
-        result = read_cache_file(path, self.device.identity, self.policy, self.operations)
+        result = read_cache_file(path, self.device.identity, self.policy)
         if result.status is not LoadStatus.LOADED:
             return None, result
         cache: PipelineCache | None = None
         tolerated = self.policy.tolerated_crashes
         try:
-            with counted_load(self.path, result.data_hash, tolerated, self.operations) as count:
+            with counted_load(self.path, result.data_hash, tolerated) as count:
                 if count.deaths > tolerated:
                     return None, self._accused(result, count.deaths)
                 self._is_alone = count.is_alone and not count.problem
@@ -546,10 +534,10 @@ class _CacheLoader:
         if self.has_lock or not self._is_alone or result.status is not LoadStatus.LOADED:
             return result
         try:
-            if has_previous(self.path, self.operations):
-                with writer_lock(self.path, self.operations, wait_s=0) as held:
-                    if held and stored_data_hash(self.path, self.operations) == result.data_hash:
-                        self.operations.unlink(previous_path(self.path))
+            if has_previous(self.path):
+                with writer_lock(self.path, wait_s=0) as held:
+                    if held and stored_data_hash(self.path) == result.data_hash:
+                        files().unlink(previous_path(self.path))
         except (SaveError, ReadError, OSError) as error:
             return _noted(result, f"the previous generation stays: {likely_cause(error)}")
         except BaseException:
@@ -567,26 +555,26 @@ class _CacheLoader:
             return _noted(result, stays)
 
         def put_aside(result: LoadResult) -> LoadResult:
-            self._gave_up = set_aside(self.path, self.operations)
+            self._gave_up = set_aside(self.path)
             return _noted(result, stays) if self._gave_up else self._to_quarantine(result)
 
         return self._moved_away(result, put_aside)
 
     def _to_quarantine(self, result: LoadResult) -> LoadResult:
         try:
-            moved_to = quarantine_file(result.path, self.operations)
+            moved_to = quarantine_file(result.path)
         except QuarantineError as failure:
             return _noted(result, str(failure), quarantined=failure.moved_to)
         return _noted(result, "the file is in the quarantine", quarantined=moved_to)
 
     def _moved_away(self, result: LoadResult, move: Callable[[LoadResult], LoadResult]) -> LoadResult:
         """Move the file away under the writer lock, unless it was replaced since."""
-        lock = nullcontext(True) if self.has_lock else writer_lock(self.path, self.operations, wait_s=0)
+        lock = nullcontext(True) if self.has_lock else writer_lock(self.path, wait_s=0)
         try:
             with lock as held:
                 if not held:
                     return _noted(result, "it stays, since a process is saving")
-                if stored_data_hash(result.path, self.operations) != result.data_hash:
+                if stored_data_hash(result.path) != result.data_hash:
                     return _noted(result, "it was replaced meanwhile")
                 return move(result)
         except (SaveError, ReadError, OSError) as error:
@@ -657,7 +645,6 @@ def save_cache_file(
     *,
     cap: int = DEFAULT_CAP,
     lock_wait_s: float = LOCK_WAIT_S,
-    operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> SaveReport:
     """Replace a cache file by a driver's data, if that is worth keeping.
 
@@ -671,10 +658,10 @@ def save_cache_file(
 
     def replace(path: Path) -> SaveReport:
         # While there is a previous generation, the current one has not loaded and may be worse.
-        leftovers = _keep_previous(path, cap, operations, unless_there=True)
-        return SaveReport(path, _write(path, identity, data, operations), leftovers=leftovers)
+        leftovers = _keep_previous(path, cap, unless_there=True)
+        return SaveReport(path, _write(path, identity, data), leftovers=leftovers)
 
-    return _save_locked(Path(path), identity, data, cap, lock_wait_s, operations, replace)
+    return _save_locked(Path(path), identity, data, cap, lock_wait_s, replace)
 
 
 def save_merged(
@@ -685,7 +672,6 @@ def save_merged(
     *,
     includes: Collection[bytes] = (),
     lock_wait_s: float = LOCK_WAIT_S,
-    operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> SaveReport:
     """Save a cache merged with the file, to which other processes may have saved.
 
@@ -700,7 +686,6 @@ def save_merged(
         policy: Which files the device may be given; its cap also bounds the new file.
         includes: Hashes of data that our cache began with or was given before: it is not merged again.
         lock_wait_s: How long to wait for another writer.
-        operations: The calls to use.
 
     Raises:
         SaveError: It could not be written. The old file is unchanged, unless `SaveError.replaced`.
@@ -713,30 +698,26 @@ def save_merged(
         def create(initial_data: bytes) -> PipelineCache:
             return _create(device, initial_data, "what is there")
 
-        cache, found = _CacheLoader(device, path, create, policy, operations, has_lock=True).load()
+        cache, found = _CacheLoader(device, path, create, policy, has_lock=True).load()
         try:
             has_theirs = found.data_hash in includes
-            return _MergedSave(device, path, ours, data, has_theirs, policy.cap, operations).save(
-                cache, found
-            )
+            return _MergedSave(device, path, ours, data, has_theirs, policy.cap).save(cache, found)
         finally:
             if cache is not None:
                 device.destroy_pipeline_cache(cache)
 
-    return _save_locked(Path(path), device.identity, data, policy.cap, lock_wait_s, operations, merge)
+    return _save_locked(Path(path), device.identity, data, policy.cap, lock_wait_s, merge)
 
 
-def save_problem(
-    path: Path, loaded: LoadResult, operations: FileOperations = REAL_FILE_OPERATIONS
-) -> SaveError | None:
+def save_problem(path: Path, loaded: LoadResult) -> SaveError | None:
     """Why a cache could not be saved after a load with this result; None if it could. Creates nothing."""
     if loaded.status is LoadStatus.UNREADABLE:
         return SaveError(loaded.path, "replacing", f"it may be good, and could not be read: {loaded.detail}")
     try:
-        if status_of(path.parent, operations) is None:
+        if status_of(path.parent) is None:
             return None  # the save creates it
-        with writer_lock(path, operations, wait_s=0, only_if_there=True):
-            reason = distrust_directory(path.parent, operations) or unwritable(path, operations)
+        with writer_lock(path, wait_s=0, only_if_there=True):
+            reason = distrust_directory(path.parent) or unwritable(path)
     except SaveError as error:
         return error
     except OSError as error:
@@ -750,19 +731,18 @@ def _save_locked(
     data: bytes,
     cap: int,
     lock_wait_s: float,
-    operations: FileOperations,
     save: Callable[[Path], SaveReport],
 ) -> SaveReport:
     """Save what is worth saving, under the writer lock, after a sweep."""
     if (reason := not_worth_saving(identity, data, cap)) is not None:
         return SaveReport(path, 0, reason, lost=_is_over(data, cap))
-    if (reason := check_directory(path, operations)) is not None:
+    if (reason := check_directory(path)) is not None:
         return SaveReport(path, 0, reason, lost=True)
-    with writer_lock(path, operations, wait_s=lock_wait_s) as held:
+    with writer_lock(path, wait_s=lock_wait_s) as held:
         if not held:
             reason = f"another process is saving this file, and did not finish within {lock_wait_s:g} s"
             return SaveReport(path, 0, reason, locked_out=True, lost=True)
-        swept = sweep_file(path, operations)
+        swept = sweep_file(path)
         report = save(path)
     return evolve(report, leftovers=swept.failed + report.leftovers)
 
@@ -777,23 +757,21 @@ def _create(device: Device, initial_data: bytes, name: str) -> PipelineCache:
     return device.create_pipeline_cache(initial_data, externally_synchronized=flagged, name=name)
 
 
-def _keep_previous(
-    path: Path, cap: int, operations: FileOperations, *, unless_there: bool = False
-) -> tuple[Path, ...]:
+def _keep_previous(path: Path, cap: int, *, unless_there: bool = False) -> tuple[Path, ...]:
     def is_due() -> bool:
-        if unless_there and has_previous(path, operations):
+        if unless_there and has_previous(path):
             return False
         try:
-            return stored_data_hash(path, operations) is not None
+            return stored_data_hash(path) is not None
         except ReadError:
             return False
 
-    return keep_as_previous(path, cap, operations, is_due)
+    return keep_as_previous(path, cap, is_due)
 
 
-def _write(path: Path, identity: DeviceIdentity, data: bytes, operations: FileOperations) -> int:
+def _write(path: Path, identity: DeviceIdentity, data: bytes) -> int:
     header = PipelineCachePrefixHeader.describe(identity, data).pack()
-    return write_atomically(path, (header, data), operations)
+    return write_atomically(path, (header, data))
 
 
 @define(eq=False)
@@ -806,7 +784,6 @@ class _MergedSave:
     data: bytes
     has_theirs: bool  # whether ours holds what is there
     cap: int
-    operations: FileOperations
 
     def save(self, theirs: PipelineCache | None, found: LoadResult) -> SaveReport:
         report = SaveReport(self.path, 0, found=evolve(found, data=b""))
@@ -823,7 +800,7 @@ class _MergedSave:
             return self._write(report, merged)
         if merged == found.data:
             return self._skip(report)
-        leftovers = _keep_previous(self.path, self.cap, self.operations)
+        leftovers = _keep_previous(self.path, self.cap)
         return evolve(self._write(report, merged), leftovers=leftovers)
 
     def _make_room(self, found: LoadResult) -> tuple[str, str]:
@@ -837,7 +814,7 @@ class _MergedSave:
                 return f"{one.path} is not replaced, since it may be good: {one.status}: {one.detail}", ""
             if one.status in _SET_ASIDE:
                 try:
-                    moved_to = quarantine_file(one.path, self.operations)
+                    moved_to = quarantine_file(one.path)
                 except QuarantineError as error:
                     return f"what is there is {one.status}, and stays: {error}", ""
                 moved.append(f"{one.path} was {one.status}, and is now {moved_to}")
@@ -889,7 +866,7 @@ class _MergedSave:
     def _skip(self, report: SaveReport) -> SaveReport:
         """Write nothing, but make the name last that another process may have given just now."""
         try:
-            self.operations.sync_directory(self.path.parent)
+            files().sync_directory(self.path.parent)
         except OSError as error:
             raise SaveError(self.path, "fsync of the directory", likely_cause(error)) from error
         return report
@@ -897,14 +874,12 @@ class _MergedSave:
     def _write(self, report: SaveReport, data: bytes) -> SaveReport:
         if (reason := not_worth_saving(self.device.identity, data, self.cap)) is not None:
             return evolve(report, skipped=reason)
-        written = _write(self.path, self.device.identity, data, self.operations)
+        written = _write(self.path, self.device.identity, data)
         hashed = content_hash128(data)
         return evolve(report, saved_bytes=written, skipped=None, bytes_after=len(data), data_hash=hashed)
 
 
-def sweep_directory(
-    directory: Path, *, operations: FileOperations = REAL_FILE_OPERATIONS, dry_run: bool = False
-) -> SweepReport:
+def sweep_directory(directory: Path, *, dry_run: bool = False) -> SweepReport:
     """Remove temporaries of killed processes from a directory of cache files, if it exists. Does not wait.
 
     With `dry_run` it changes nothing, and only finds out what would be removed.
@@ -913,13 +888,9 @@ def sweep_directory(
         SaveError: The directory could not be listed, or a lock file not be opened.
     """
     swept = SweepReport()
-    for name, own in leftovers_in(directory, operations).items():
+    for name, own in leftovers_in(directory).items():
         if name.endswith(CACHE_FILE_SUFFIX):
             path = directory / name
-            with writer_lock(path, operations, wait_s=0, only_if_there=dry_run) as held:
-                swept += (
-                    sweep_file(path, operations, names=own, dry_run=dry_run)
-                    if held
-                    else SweepReport(busy=(path,))
-                )
+            with writer_lock(path, wait_s=0, only_if_there=dry_run) as held:
+                swept += sweep_file(path, names=own, dry_run=dry_run) if held else SweepReport(busy=(path,))
     return swept

@@ -17,12 +17,7 @@ from msgspec.structs import replace
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.files.atomic_file import (
-    REAL_FILE_OPERATIONS,
-    FileOperations,
-    MissingFileError,
-    SaveError,
-)
+from orchestrator.stores.files.atomic_file import MissingFileError, SaveError
 from orchestrator.stores.profile_file import Moment, Profile, ProfileIdentity, load_of_kind
 from orchestrator.stores.state import Kind, State, state_path
 
@@ -67,12 +62,7 @@ QUARANTINE: Final = Kind("quarantine", Quarantine, cap=8 << 20)
 load_quarantine = partial(load_of_kind, QUARANTINE)
 
 
-def add_culprits(
-    directory: Path,
-    identity: DeviceIdentity,
-    culprits: Iterable[Culprit],
-    operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> None:
+def add_culprits(directory: Path, identity: DeviceIdentity, culprits: Iterable[Culprit]) -> None:
     """Add culprits to the quarantine of a device; a newer one of the same pipeline replaces it.
 
     Raises:
@@ -85,28 +75,24 @@ def add_culprits(
         kept = (each for each in held if each.key not in new)
         return Quarantine.of(identity, culprits=(*kept, *new.values())[-MOST_CULPRITS:])
 
-    QUARANTINE.update(cache_path(directory, identity), make, operations)
+    QUARANTINE.update(cache_path(directory, identity), make)
 
 
-def quarantines(
-    directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS
-) -> list[tuple[Path, Quarantine | None, str]]:
+def quarantines(directory: Path) -> list[tuple[Path, Quarantine | None, str]]:
     """All quarantines of a directory: the cache file, its culprits, and why they cannot be used, or "".
 
     Raises:
         ReadError: The database cannot be used.
     """
     try:
-        with State.open(directory, operations) as state, state.reading() as sql:
+        with State.open(directory) as state, state.reading() as sql:
             names = QUARANTINE.names(sql)
             return [(directory / name, *QUARANTINE.stored(sql, name)) for name in names]
     except MissingFileError:
         return []
 
 
-def remove_culprits(
-    cache_file: Path, keys: Iterable[str] | None = None, operations: FileOperations = REAL_FILE_OPERATIONS
-) -> int:
+def remove_culprits(cache_file: Path, keys: Iterable[str] | None = None) -> int:
     """Take keys, or all, out of the quarantine of a cache file; returns how many were removed.
 
     Raises:
@@ -123,5 +109,5 @@ def remove_culprits(
         count = len(held.culprits) - len(kept)
         return replace(held, culprits=kept)
 
-    QUARANTINE.update(cache_file, make, operations)
+    QUARANTINE.update(cache_file, make)
     return count

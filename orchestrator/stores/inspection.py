@@ -25,10 +25,9 @@ from orchestrator.stores.cache_file import (
 from orchestrator.stores.compiles import COMPILES
 from orchestrator.stores.culprits import QUARANTINE
 from orchestrator.stores.files.atomic_file import (
-    REAL_FILE_OPERATIONS,
-    FileOperations,
     ReadError,
     content_hash128,
+    files,
     likely_cause,
     read_capped_parts,
 )
@@ -66,15 +65,13 @@ class CacheFileInspection:
     data_hash_matches: bool | None = None
 
 
-def inspect_cache_file(
-    path: Path, *, cap: int = DEFAULT_CAP, operations: FileOperations = REAL_FILE_OPERATIONS
-) -> CacheFileInspection:
+def inspect_cache_file(path: Path, *, cap: int = DEFAULT_CAP) -> CacheFileInspection:
     """Find out what a file of at most `cap` bytes is, without a device. Never raises. Thread-safe.
 
     It follows a symbolic link, unlike the store, because a person named the file.
     """
     try:
-        head, data = read_capped_parts(_followed(path, operations), PREFIX_HEADER_SIZE, cap, operations)
+        head, data = read_capped_parts(_followed(path), PREFIX_HEADER_SIZE, cap)
     except ReadError as error:
         return CacheFileInspection(path, CacheFileKind.UNREADABLE, 0, read_status(error), error.reason)
     size = len(head) + len(data)
@@ -103,9 +100,9 @@ def inspect_cache_file(
     return CacheFileInspection(path, CacheFileKind.CACHE_FILE, size, status, reason, prefix, inner, matches)
 
 
-def _followed(path: Path, operations: FileOperations) -> Path:
+def _followed(path: Path) -> Path:
     try:
-        return operations.resolve(path)
+        return files().resolve(path)
     except ValueError as error:
         raise ReadError(path, f"it is no path: {error}") from error
     except OSError as error:
@@ -143,7 +140,7 @@ KINDS: Final[tuple[Kind[Any], ...]] = (
 """Every kind of small values in the database."""
 
 
-def inspect_state(directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> BesideInspection:
+def inspect_state(directory: Path) -> BesideInspection:
     """Prove the structure and every value of a directory's database. Never raises; changes nothing.
 
     What is not damaged is used all the same.
@@ -151,7 +148,7 @@ def inspect_state(directory: Path, operations: FileOperations = REAL_FILE_OPERAT
     counts: dict[str, int] = {}
     problems: list[str] = []
     try:
-        with State.open(directory, operations) as state, state.reading() as sql:
+        with State.open(directory) as state, state.reading() as sql:
             problems += [str(text) for (text,) in sql.execute("PRAGMA quick_check") if text != "ok"]
             for kind in KINDS:
                 names = kind.names(sql)

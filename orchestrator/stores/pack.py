@@ -39,12 +39,12 @@ from orchestrator.stores.cache_file import (
     stored_data_hash,
 )
 from orchestrator.stores.files.atomic_file import (
-    REAL_FILE_OPERATIONS,
     MissingFileError,
     ReadError,
     SaveError,
     check_directory,
     ensure_directory,
+    files,
     likely_cause,
     read_capped,
     write_atomically,
@@ -399,7 +399,7 @@ def is_pack(path: Path) -> bool:
 
 def _no_pack(path: Path) -> str | None:
     try:
-        return None if MANIFEST in REAL_FILE_OPERATIONS.list_directory(path) else "it has no manifest.json"
+        return None if MANIFEST in files().list_directory(path) else "it has no manifest.json"
     except NotADirectoryError:
         return "it is not a directory"
     except OSError as error:
@@ -504,14 +504,14 @@ class Pack:
     def strays(self) -> list[str]:
         """Names in the directory that are not of the pack, such as locks of those who wrote it; sorted."""
         own = {MANIFEST, *self.manifest.names}
-        return sorted(set(REAL_FILE_OPERATIONS.list_directory(self.directory)) - own)
+        return sorted(set(files().list_directory(self.directory)) - own)
 
     def foreign(self) -> list[str]:
         """The strays that no compile leaves in a pack, and every link; sorted."""
 
         def is_left(name: str) -> bool:
             known = name.startswith((STATE_NAME, ".")) or name.endswith(_LEFT_BESIDE)
-            status = REAL_FILE_OPERATIONS.lstat(self.directory / name)
+            status = files().lstat(self.directory / name)
             is_link = not status.is_regular and not status.is_directory
             return (known or name == QUARANTINE_DIRECTORY) and not is_link
 
@@ -583,14 +583,14 @@ class PackWriter:
 
     def prepare(self) -> None:
         """Create the directory, and refuse one that others may write."""
-        if reason := check_directory(self.directory / MANIFEST, REAL_FILE_OPERATIONS):
+        if reason := check_directory(self.directory / MANIFEST):
             raise PackError(self.directory, reason, _ACCESS)
 
     @contextmanager
     def alone(self, otherwise: str) -> Iterator[None]:
         """Be the only process that writes the pack, in a block; `otherwise`: what to do but wait."""
         self.prepare()
-        with writer_lock(self.directory / MANIFEST, REAL_FILE_OPERATIONS, wait_s=0) as is_alone:
+        with writer_lock(self.directory / MANIFEST, wait_s=0) as is_alone:
             if not is_alone:
                 step = f"wait for it; or {otherwise}"
                 raise PackError(self.directory, "another process writes this pack", step)
@@ -599,9 +599,9 @@ class PackWriter:
     def sweep(self, *, dry_run: bool = False) -> SweepReport:
         """Remove what a killed writer left, if the directory exists, or only find out what that is."""
         swept = SweepReport()
-        for name, own in leftovers_in(self.directory, REAL_FILE_OPERATIONS).items():
+        for name, own in leftovers_in(self.directory).items():
             if name == MANIFEST or name.endswith((NOTES_SUFFIX, BINARIES_SUFFIX)):
-                swept += sweep_file(self.directory / name, REAL_FILE_OPERATIONS, names=own, dry_run=dry_run)
+                swept += sweep_file(self.directory / name, names=own, dry_run=dry_run)
         return swept
 
     def files_at(self, cache_file: Path) -> tuple[PackedFile, ...]:
@@ -654,7 +654,7 @@ class PackWriter:
         for cache in filter(None, (each.cache for each in manifest.targets)):
             previous = previous_path(self.directory / cache.name)
             try:
-                REAL_FILE_OPERATIONS.unlink(previous)
+                files().unlink(previous)
             except FileNotFoundError:
                 continue
             except OSError as error:

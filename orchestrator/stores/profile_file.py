@@ -17,7 +17,6 @@ import msgspec
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import Feature
 from orchestrator.stores.cache_file import IDENTITY_FIELDS, PipelineCachePrefixHeader, cache_path
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
 from orchestrator.stores.state import Kind, state_path
 from orchestrator.version import VERSION
 
@@ -90,29 +89,18 @@ class ProfileLoad(msgspec.Struct, Generic[P], frozen=True):
     problem: str = ""
 
 
-def load_of_kind(
-    kind: Kind[P],
-    directory: Path,
-    identity: DeviceIdentity,
-    operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> ProfileLoad[P]:
+def load_of_kind(kind: Kind[P], directory: Path, identity: DeviceIdentity) -> ProfileLoad[P]:
     """Load the profile of a device, unless it is of another device or driver. Never raises."""
     path = state_path(directory)
-    profile, problem = kind.read(cache_path(directory, identity), operations)
+    profile, problem = kind.read(cache_path(directory, identity))
     if profile is not None and (wrong := profile.identity.differences(ProfileIdentity.of(identity))):
         profile, problem = None, f"it is of another device or driver: {wrong[0]}"
     return ProfileLoad(path, profile, f"{kind.name}: {problem}" if problem else "")
 
 
-def save_of_kind(
-    kind: Kind[P],
-    directory: Path,
-    identity: DeviceIdentity,
-    profile: P,
-    operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> Path:
+def save_of_kind(kind: Kind[P], directory: Path, identity: DeviceIdentity, profile: P) -> Path:
     """Save a profile in place of an earlier one; returns the database. Raises as `Kind.update`."""
-    kind.update(cache_path(directory, identity), lambda _: profile, operations)
+    kind.update(cache_path(directory, identity), lambda _: profile)
     return state_path(directory)
 
 

@@ -26,13 +26,7 @@ from orchestrator.stores.cache_file import (
     stored_data_hash,
 )
 from orchestrator.stores.culprits import QUARANTINE
-from orchestrator.stores.files.atomic_file import (
-    REAL_FILE_OPERATIONS,
-    FileOperations,
-    ReadError,
-    SaveError,
-    likely_cause,
-)
+from orchestrator.stores.files.atomic_file import ReadError, SaveError, files, likely_cause
 from orchestrator.stores.files.recovery import (
     PREVIOUS_SUFFIX,
     QUARANTINE_DIRECTORY,
@@ -43,11 +37,7 @@ from orchestrator.stores.files.recovery import (
 from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.inspection import inspect_cache_file
 from orchestrator.stores.pack import Pack, is_pack
-from orchestrator.stores.profile_file import (
-    CALIBRATION,
-    KEY_PROFILE,
-    ProfileIdentity,
-)
+from orchestrator.stores.profile_file import CALIBRATION, KEY_PROFILE, ProfileIdentity
 from orchestrator.stores.run_notes import PLANS
 from orchestrator.stores.state import STATE_NAME, State, state_path
 
@@ -182,7 +172,6 @@ def plan_prune(
     older_than_ns: int | None = None,
     keep_builds: int = KEPT_BUILDS,
     now_ns: int = 0,
-    operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> PrunePlan:
     """Find unwanted files. Changes nothing.
 
@@ -194,7 +183,6 @@ def plan_prune(
         keep_builds: Of how many builds of its driver the cache files of each device stay, of those that were
             saved last; what is here stays in any case.
         now_ns: The time, ns since the epoch.
-        operations: The calls to use.
 
     Raises:
         ReadError: The directory cannot be listed.
@@ -203,17 +191,17 @@ def plan_prune(
     rules = _Rules(here, older_than_ns, keep_builds, now_ns)
     items = [
         each.item(PruneReason.QUARANTINE)
-        for each in _files(directory / QUARANTINE_DIRECTORY, operations)
+        for each in _files(directory / QUARANTINE_DIRECTORY)
         if is_quarantined(each.path.name)
     ]
     is_packed = is_pack(directory)
     packed = Pack.open(directory).manifest.names if is_packed else ()
-    files = {each.path.name: each for each in _files(directory, operations) if each.path.name not in packed}
-    unwanted, kept = _plan_cache_files(files, rules, operations)
+    files = {each.path.name: each for each in _files(directory) if each.path.name not in packed}
+    unwanted, kept = _plan_cache_files(files, rules)
     plans: list[_Found] = []
     if not is_packed:
         gone = {each.path.name for each in unwanted if each.reason in _WITH_NOTES}
-        notes, plans = _plan_values(directory, gone, rules, operations)
+        notes, plans = _plan_values(directory, gone, rules)
         unwanted += notes
     items += unwanted
     store, note = None, ""
@@ -226,9 +214,7 @@ def plan_prune(
     return PrunePlan(tuple(items), tuple((each.path, each.size) for each in kept), note)
 
 
-def _plan_cache_files(
-    files: dict[str, _Found], rules: _Rules, operations: FileOperations
-) -> tuple[list[PruneItem], list[_Found]]:
+def _plan_cache_files(files: dict[str, _Found], rules: _Rules) -> tuple[list[PruneItem], list[_Found]]:
     """Unwanted generations of cache files, and those that stay."""
     items: list[PruneItem] = []
     kept: list[_Found] = []
@@ -236,7 +222,7 @@ def _plan_cache_files(
     found = []
     for base in sorted({name.removesuffix(PREVIOUS_SUFFIX) for name in files if name.endswith(ends)}):
         there = [each for each in (files.get(base), files.get(base + PREVIOUS_SUFFIX)) if each is not None]
-        found.append((base, there, inspect_cache_file(there[0].path, operations=operations)))
+        found.append((base, there, inspect_cache_file(there[0].path)))
     headers = ((inspection.prefix_header, there[0].used_ns) for _, there, inspection in found)
     old_builds = _old_builds(headers, rules.here, rules.keep_builds)
     for base, there, inspection in found:
@@ -250,9 +236,9 @@ def _plan_cache_files(
             items += [each.item(reason, detail) for each in there]
         elif len(there) == 2:
             current, previous = there
-            if is_whole and header is not None and not deaths_of(current.path, header.data_hash, operations):
+            if is_whole and header is not None and not deaths_of(current.path, header.data_hash):
                 kept.append(current)
-                remove = partial(_remove_previous, previous, operations)
+                remove = partial(_remove_previous, previous)
                 items.append(PruneItem(previous.path, previous.size, PruneReason.PREVIOUS, "", remove))
                 continue
             # What is damaged goes before its previous generation, which is the only good one.
@@ -263,13 +249,11 @@ def _plan_cache_files(
     return items, kept
 
 
-def _plan_values(
-    directory: Path, gone: set[str], rules: _Rules, operations: FileOperations
-) -> tuple[list[PruneItem], list[_Found]]:
+def _plan_values(directory: Path, gone: set[str], rules: _Rules) -> tuple[list[PruneItem], list[_Found]]:
     """Unwanted values of the database, none where it cannot be used; and the plans that stay."""
     items: list[PruneItem] = []
     plans: list[_Found] = []
-    with suppress(ReadError), State.open(directory, operations) as state, state.reading() as sql:
+    with suppress(ReadError), State.open(directory) as state, state.reading() as sql:
         for table in "value", PLANS.table:
             query = f"SELECT kind, name, cache_file, length(data), used_s FROM {table}"  # noqa: S608
             for kind, name, cache_file, size, used_s in sql.execute(query).fetchall():
@@ -278,7 +262,7 @@ def _plan_values(
                 reason, detail = rules.unwanted(None if profile is None else profile.identity, used_ns)
                 if cache_file in gone:
                     reason, detail = PruneReason.STATE, ""
-                remove = partial(_remove_value, directory, table, (kind, name, used_s), operations)
+                remove = partial(_remove_value, directory, table, (kind, name, used_s))
                 found = _Found(state_path(directory), size, used_ns, remove)
                 if reason is not None:
                     of = f"{kind} of {cache_file}"
@@ -352,10 +336,10 @@ def prune(plan: PrunePlan) -> PruneReport:
     return PruneReport(tuple(item for item, problem in outcomes if not problem), failed)
 
 
-def _files(directory: Path, operations: FileOperations) -> list[_Found]:
+def _files(directory: Path) -> list[_Found]:
     """All files in a directory whose status can be read."""
     try:
-        names = operations.list_directory(directory)
+        names = files().list_directory(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -363,27 +347,27 @@ def _files(directory: Path, operations: FileOperations) -> list[_Found]:
     found = []
     for path in (directory / name for name in sorted(names)):
         with suppress(OSError):  # removed since, or a dangling link: it takes no room
-            status = operations.stat(path)
+            status = files().stat(path)
             if not status.is_directory:
-                remove = partial(_remove_file, path, status.modified_ns, operations)
+                remove = partial(_remove_file, path, status.modified_ns)
                 found.append(_Found(path, status.size, status.modified_ns, remove))
     return found
 
 
-def _remove_file(path: Path, modified_ns: int, operations: FileOperations) -> str:
+def _remove_file(path: Path, modified_ns: int) -> str:
     """Remove a file, a generation under the lock of its cache file."""
     current = path.with_name(path.name.removesuffix(PREVIOUS_SUFFIX))
     in_quarantine = path.parent.name == QUARANTINE_DIRECTORY
-    lock = nullcontext(True) if in_quarantine else writer_lock(current, operations, wait_s=0)
+    lock = nullcontext(True) if in_quarantine else writer_lock(current, wait_s=0)
     try:
         with lock as held:
             if not held:
                 return "a process is saving it"
-            if operations.stat(path).modified_ns != modified_ns:
+            if files().stat(path).modified_ns != modified_ns:
                 return "it was replaced meanwhile"
-            operations.unlink(path)
+            files().unlink(path)
             with suppress(OSError):
-                operations.unlink(loading_path(path))
+                files().unlink(loading_path(path))
     except FileNotFoundError:
         return ""
     except (OSError, SaveError, ReadError) as error:
@@ -391,16 +375,16 @@ def _remove_file(path: Path, modified_ns: int, operations: FileOperations) -> st
     return ""
 
 
-def _remove_previous(previous: _Found, operations: FileOperations) -> str:
+def _remove_previous(previous: _Found) -> str:
     """Remove a previous generation, unless it may be needed since the plan was made."""
     path = previous.path.with_name(previous.path.name.removesuffix(PREVIOUS_SUFFIX))
     try:
-        hashed = stored_data_hash(path, operations)
+        hashed = stored_data_hash(path)
     except ReadError as error:
         return error.reason
-    if hashed is None or deaths_of(path, hashed, operations):
+    if hashed is None or deaths_of(path, hashed):
         return "the current generation is gone, or a process loads it or died of it"
-    return _remove_file(previous.path, previous.used_ns, operations)
+    return _remove_file(previous.path, previous.used_ns)
 
 
 def _change_binaries(
@@ -419,13 +403,11 @@ def _change_binaries(
     return ""
 
 
-def _remove_value(
-    directory: Path, table: str, value: tuple[str, str, int], operations: FileOperations
-) -> str:
+def _remove_value(directory: Path, table: str, value: tuple[str, str, int]) -> str:
     """Remove a value of this kind, name and time, unless it was replaced since."""
     query = f"DELETE FROM {table} WHERE kind = ? AND name = ? AND used_s = ?"  # noqa: S608
     try:
-        with State.open_to_write(directory, operations) as state:
+        with State.open_to_write(directory) as state:
             with state.writing() as sql:
                 sql.execute(query, value)
             state.shrink()

@@ -22,13 +22,7 @@ from msgspec.structs import replace
 
 from orchestrator.devices.identified import MOST_IDENTIFIER_BYTES
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.stores.files.atomic_file import (
-    REAL_FILE_OPERATIONS,
-    FileOperations,
-    ReadError,
-    SaveError,
-    content_hash128,
-)
+from orchestrator.stores.files.atomic_file import ReadError, SaveError, content_hash128
 from orchestrator.stores.state import Kind, State, state_path, value_name
 
 MOST_ENTRIES: Final = 4_000_000
@@ -105,9 +99,9 @@ class Durations(msgspec.Struct, frozen=True, eq=False):
 DURATIONS: Final = Kind("compile times", Durations, cap=_VALUE_CAP)
 
 
-def read_durations(cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Durations:
+def read_durations(cache_file: Path) -> Durations:
     """Compile times of a device, by its cache file. Never raises: unusable ones give none and say why."""
-    known, problem = DURATIONS.read(cache_file, operations)
+    known, problem = DURATIONS.read(cache_file)
     return Durations(problem=problem) if known is None else known
 
 
@@ -126,12 +120,7 @@ def best_known_durations(directory: Path, keys: Keys) -> tuple[str, Durations]:
     return best
 
 
-def add_durations(
-    cache_file: Path,
-    keys: Keys,
-    duration_ns: Nanoseconds,
-    operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> Durations:
+def add_durations(cache_file: Path, keys: Keys, duration_ns: Nanoseconds) -> Durations:
     """Add driver times (ns, shape (n,), 0 for none) to the recorded ones of a device; returns all.
 
     Raises:
@@ -144,7 +133,7 @@ def add_durations(
         known = (old or known).updated(keys, duration_ns)
         return known
 
-    problem = DURATIONS.update(cache_file, make, operations)
+    problem = DURATIONS.update(cache_file, make)
     return replace(known, problem=problem)
 
 
@@ -166,19 +155,13 @@ class CacheContents(msgspec.Struct, frozen=True, eq=False):
 CONTENTS: Final = Kind("contents", CacheContents, cap=_VALUE_CAP)
 
 
-def read_contents(cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> CacheContents:
+def read_contents(cache_file: Path) -> CacheContents:
     """What a cache file is known to hold. Never raises: an unusable record gives none and says why."""
-    known, problem = CONTENTS.read(cache_file, operations)
+    known, problem = CONTENTS.read(cache_file)
     return CacheContents(problem=problem) if known is None else known
 
 
-def add_contents(
-    cache_file: Path,
-    keys: Keys,
-    data_hash: bytes,
-    before: Collection[bytes] = (),
-    operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> str:
+def add_contents(cache_file: Path, keys: Keys, data_hash: bytes, before: Collection[bytes] = ()) -> str:
     """Note that a cache file holds some pipelines, in addition to earlier ones.
 
     Args:
@@ -186,7 +169,6 @@ def add_contents(
         keys: The pipelines.
         data_hash: Its `dataHash` now.
         before: Its earlier hashes, whose content it still holds. Notes for any other hash are dropped.
-        operations: The calls to use.
 
     Returns:
         Why earlier notes were lost, or "".
@@ -200,7 +182,7 @@ def add_contents(
         (every,) = _newest(MOST_ENTRIES, (keys, kept))
         return CacheContents(every, data_hash)
 
-    return CONTENTS.update(cache_file, make, operations)
+    return CONTENTS.update(cache_file, make)
 
 
 class CompiledGroup(msgspec.Struct, frozen=True):
@@ -213,21 +195,13 @@ class CompiledGroup(msgspec.Struct, frozen=True):
 GROUPS: Final = Kind("groups", tuple[CompiledGroup, ...])
 
 
-def read_feature_groups(
-    cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS
-) -> tuple[tuple[CompiledGroup, ...], str]:
+def read_feature_groups(cache_file: Path) -> tuple[tuple[CompiledGroup, ...], str]:
     """The groups of a cache file, and why an existing record was not used, or "". Never raises."""
-    groups, problem = GROUPS.read(cache_file, operations)
+    groups, problem = GROUPS.read(cache_file)
     return groups or (), problem
 
 
-def add_feature_groups(
-    cache_file: Path,
-    groups: Iterable[CompiledGroup],
-    *,
-    anew: bool = False,
-    operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> str:
+def add_feature_groups(cache_file: Path, groups: Iterable[CompiledGroup], *, anew: bool = False) -> str:
     """Add the groups that a cache file was made for; a newer group replaces one with the same request.
 
     `anew` drops earlier groups, because the cache file was begun again.
@@ -239,7 +213,7 @@ def add_feature_groups(
         SaveError: As `Kind.update`.
     """
     groups = list(groups)
-    if not anew and set(groups) <= set(read_feature_groups(cache_file, operations)[0]):
+    if not anew and set(groups) <= set(read_feature_groups(cache_file)[0]):
         return ""  # the usual case when a run compiles nothing new
     new = {each.request: each for each in groups}
 
@@ -247,7 +221,7 @@ def add_feature_groups(
         kept = () if anew or old is None else [each for each in old if each.request not in new]
         return (*kept, *new.values())[-MOST_GROUPS:]
 
-    return GROUPS.update(cache_file, make, operations)
+    return GROUPS.update(cache_file, make)
 
 
 class KnownIdentifiers(msgspec.Struct, frozen=True, eq=False):
@@ -324,7 +298,6 @@ class ShaderModuleIdentifierStore:
     revision: str = ""
     # Most shaders that it holds; those not used for the longest time are dropped.
     most: int = MOST_IDENTIFIERS
-    operations: FileOperations = attrs.field(default=REAL_FILE_OPERATIONS, repr=False)  # The calls to use.
 
     @property
     def path(self) -> Path:
@@ -338,7 +311,7 @@ class ShaderModuleIdentifierStore:
 
     def read(self) -> KnownIdentifiers:
         """The known identifiers. Never raises: unusable ones give none and say why."""
-        known, problem = IDENTIFIERS.read(self._place, self.operations)
+        known, problem = IDENTIFIERS.read(self._place)
         return KnownIdentifiers(problem=problem) if known is None else known
 
     def add(self, learned: Mapping[int, bytes], used: Keys | None = None) -> KnownIdentifiers:
@@ -362,7 +335,7 @@ class ShaderModuleIdentifierStore:
             known = (old or known).updated(learned, _no_keys() if used is None else used, hour, self.most)
             return known
 
-        IDENTIFIERS.update(self._place, make, self.operations)
+        IDENTIFIERS.update(self._place, make)
         return known
 
 
@@ -382,12 +355,10 @@ class PlanIdentity:
 PLANS: Final = Kind("plans", bytes, cap=1 << 29, is_large=True)
 
 
-def find_plans(
-    directory: Path, identity: PlanIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
-) -> tuple[PlanIdentity, ...]:
+def find_plans(directory: Path, identity: PlanIdentity) -> tuple[PlanIdentity, ...]:
     """Plans of a set: the device's own, else those of others, the newest first. Never raises."""
     start = f"{identity.made_of} "
-    with suppress(ReadError), State.open(directory, operations) as state, state.reading() as sql:
+    with suppress(ReadError), State.open(directory) as state, state.reading() as sql:
         rows = sql.execute(
             "SELECT name FROM large_value WHERE kind = ? AND substr(name, 1, ?) = ?"
             " ORDER BY name = ? DESC, used_s DESC LIMIT ?",
@@ -398,13 +369,11 @@ def find_plans(
     return ()
 
 
-def read_plan(
-    directory: Path, identity: PlanIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
-) -> tuple[bytes | None, str]:
+def read_plan(directory: Path, identity: PlanIdentity) -> tuple[bytes | None, str]:
     """A plan or None, and why one that is there was not used, or "". Never raises. Thread-safe."""
     row = PLANS.name, identity.name
     try:
-        with State.open(directory, operations) as state, state.reading() as sql:
+        with State.open(directory) as state, state.reading() as sql:
             data, problem = PLANS.stored(sql, identity.name)
             used = sql.execute("SELECT used_s FROM large_value WHERE kind = ? AND name = ?", row).fetchone()
     except ReadError as error:
@@ -412,17 +381,12 @@ def read_plan(
     now = int(time.time())
     if data is not None and not now - _DAY_S < used[0] <= now:
         # The directory may be one that can only be read.
-        with suppress(SaveError), State.open_to_write(directory, operations) as state, state.writing() as sql:
+        with suppress(SaveError), State.open_to_write(directory) as state, state.writing() as sql:
             sql.execute("UPDATE large_value SET used_s = ? WHERE kind = ? AND name = ?", (now, *row))
     return data, problem
 
 
-def save_plan(
-    cache_file: Path,
-    identity: PlanIdentity,
-    parts: Sequence[bytes | memoryview],
-    operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> None:
+def save_plan(cache_file: Path, identity: PlanIdentity, parts: Sequence[bytes | memoryview]) -> None:
     """Save a plan beside a cache file, in place of one with the same identity. Thread-safe.
 
     Those that were not used for longest go, if there are too many.
@@ -430,7 +394,7 @@ def save_plan(
     Raises:
         SaveError: It could not be written, or is too large.
     """
-    with State.open_to_write(cache_file.parent, operations) as state, state.writing() as sql:
+    with State.open_to_write(cache_file.parent) as state, state.writing() as sql:
         PLANS.store(sql, identity.name, b"".join(parts), value_name(cache_file))
         query = "SELECT rowid, length(data) FROM large_value WHERE kind = ? ORDER BY used_s DESC, rowid DESC"
         total = 0

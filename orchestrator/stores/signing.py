@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from orchestrator.errors import OrchestratorError, shell_text
 from orchestrator.stores.files.atomic_file import (
-    REAL_FILE_OPERATIONS,
     ReadError,
+    files,
     read_capped,
     write_atomically,
     write_document,
@@ -78,7 +78,7 @@ class SigningKey:
             SigningError: It is none, cannot be read, belongs to another user, or others may read or write it.
         """
         content = _content(path, trusted=True)
-        if (mode := REAL_FILE_OPERATIONS.stat(path).permissions) & 0o044:
+        if (mode := files().stat(path).permissions) & 0o044:
             step = f"chmod 600 {shell_text(path)}"
             raise SigningError(path, f"others may read the key (mode {mode:04o})", step)
         try:
@@ -113,7 +113,7 @@ class SigningKey:
         of_both = self._key.public_key().public_bytes(_PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         for each in (path, public):
             with suppress(OSError):
-                REAL_FILE_OPERATIONS.lstat(each)
+                files().lstat(each)
                 raise SigningError(each, "there is something already, and no key is replaced")
         write_atomically(path, [private])
         write_document(public, of_both)

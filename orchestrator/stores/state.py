@@ -25,8 +25,6 @@ import numpy as np
 from attrs import Factory, define, field, frozen
 
 from orchestrator.stores.files.atomic_file import (
-    REAL_FILE_OPERATIONS,
-    FileOperations,
     FileStatus,
     MissingFileError,
     ReadError,
@@ -37,6 +35,7 @@ from orchestrator.stores.files.atomic_file import (
     distrust,
     distrust_directory,
     ensure_directory,
+    files,
     likely_cause,
     probe_file,
     unwritable,
@@ -104,18 +103,15 @@ def state_path(directory: Path) -> Path:
     return directory / STATE_NAME
 
 
-def state_problem(directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> str:
+def state_problem(directory: Path) -> str:
     """Why the database of a directory cannot be read, or not be created, or "". Leaves nothing behind."""
     path = state_path(directory)
     try:
-        State.open(directory, operations).close()
+        State.open(directory).close()
     except MissingFileError:
         try:
-            with (
-                writer_lock(path, operations, wait_s=0, only_if_there=True),
-                probe_file(path, operations) as descriptor,
-            ):
-                return refused_locks(descriptor, operations)
+            with writer_lock(path, wait_s=0, only_if_there=True), probe_file(path) as descriptor:
+                return refused_locks(descriptor)
         except SaveError as error:
             return f"{error.step} failed: {error.reason}"
         except OSError as error:
@@ -142,11 +138,10 @@ class State:
     note: str  # What became of a file that could not be used, or "".
     _connection: sqlite3.Connection
     _file_id: tuple[int, int]
-    _operations: FileOperations
     _lock: threading.RLock = field(factory=threading.RLock, init=False)
 
     @classmethod
-    def open(cls, directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Self:
+    def open(cls, directory: Path) -> Self:
         """Open the database of a directory to read it. Creates and changes nothing.
 
         Raises:
@@ -154,10 +149,10 @@ class State:
             ReadError: It cannot be used; `DamagedStateError` if the next writer will begin a new one.
         """
         path = state_path(directory)
-        return cls(path, "", *_opened(path, operations), operations)
+        return cls(path, "", *_opened(path))
 
     @classmethod
-    def open_to_write(cls, directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Self:
+    def open_to_write(cls, directory: Path) -> Self:
         """As `open`, to write too; a missing database is created, and one that is damaged is put aside first.
 
         Raises:
@@ -167,14 +162,14 @@ class State:
         note = ""
         for is_last in (False, False, True):
             try:
-                return cls(path, note, *_opened(path, operations, to_write=True), operations)
+                return cls(path, note, *_opened(path, to_write=True))
             except ReadError as error:
                 if is_last or not isinstance(error, MissingFileError | DamagedStateError):
                     raise SaveError(path, "opening", error.reason) from _cause_of(error.__cause__ or error)
                 if isinstance(error, MissingFileError):
-                    _create(path, operations)
+                    _create(path)
                 else:
-                    note = _put_aside(path, error.reason, operations)
+                    note = _put_aside(path, error.reason)
         raise AssertionError
 
     def __enter__(self) -> Self:
@@ -226,7 +221,7 @@ class State:
 
     def _note_damage(self, error: sqlite3.Error) -> None:
         # A damaged header may forbid to write, where nothing else does.
-        forbids = _code(error) == sqlite3.SQLITE_READONLY and unwritable(self.path, self._operations) is None
+        forbids = _code(error) == sqlite3.SQLITE_READONLY and unwritable(self.path) is None
         if forbids or _code(error) in _DAMAGE:
             _damaged.add(self._file_id)  # the next writer puts it aside
 
@@ -292,27 +287,20 @@ class Kind(Generic[T]):
         """The table that holds them."""
         return "large_value" if self.is_large else "value"
 
-    def read(
-        self, cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS
-    ) -> tuple[T | None, str]:
+    def read(self, cache_file: Path) -> tuple[T | None, str]:
         """The value of a cache file or None, and why what is there was not used, or "". Never raises.
 
         The cache file need not exist. Thread-safe.
         """
         try:
-            with State.open(cache_file.parent, operations) as state, state.reading() as sql:
+            with State.open(cache_file.parent) as state, state.reading() as sql:
                 return self.stored(sql, value_name(cache_file))
         except MissingFileError:
             return None, ""
         except ReadError as error:
             return None, str(error)
 
-    def update(
-        self,
-        cache_file: Path,
-        make: Callable[[T | None], T],
-        operations: FileOperations = REAL_FILE_OPERATIONS,
-    ) -> str:
+    def update(self, cache_file: Path, make: Callable[[T | None], T]) -> str:
         """Replace the value of a cache file; returns why an old one was lost, or "". Thread-safe.
 
         `make` gets the old value, None where there is none that can be used, and runs inside the
@@ -322,7 +310,7 @@ class Kind(Generic[T]):
             SaveError: It could not be written, or is too large; the old value is unchanged.
         """
         name = value_name(cache_file)
-        with State.open_to_write(cache_file.parent, operations) as state, state.writing() as sql:
+        with State.open_to_write(cache_file.parent) as state, state.writing() as sql:
             old, problem = self.stored(sql, name)
             self.store(sql, name, make(old))
             return state.note or problem
@@ -370,19 +358,17 @@ class Kind(Generic[T]):
 # --- opening and creating
 
 
-def _opened(
-    path: Path, operations: FileOperations, *, to_write: bool = False
-) -> tuple[sqlite3.Connection, tuple[int, int]]:
+def _opened(path: Path, *, to_write: bool = False) -> tuple[sqlite3.Connection, tuple[int, int]]:
     """A connection to a database that is ours and in order, and its device and inode; raises ReadError."""
-    status = _trusted(path, operations)
-    _require_locks(path, operations)
+    status = _trusted(path)
+    _require_locks(path)
     try:
         try:
             return _connected(path, "mode=rw", status), status.file_id
         except sqlite3.OperationalError as error:
             # A full or read-only file system refuses the index of a log. An empty log needs none.
             may_help = _code(error) in _CIRCUMSTANCES - {sqlite3.SQLITE_BUSY} and not to_write
-            if not may_help or _has_log(path, operations):
+            if not may_help or _has_log(path):
                 raise
             return _connected(path, "mode=ro&immutable=1", status), status.file_id
     except sqlite3.Error as error:
@@ -392,35 +378,35 @@ def _opened(
         raise DamagedStateError(path, f"it is damaged: {error}") from error
 
 
-def _require_locks(path: Path, operations: FileOperations) -> None:
+def _require_locks(path: Path) -> None:
     # SQLite takes some refusals for locks of others, and waits. Its own file must not be opened here.
     try:
-        descriptor = operations.open_existing(lock_path(path))
+        descriptor = files().open_existing(lock_path(path))
     except OSError:
         return
     try:
-        if reason := refused_locks(descriptor, operations):
+        if reason := refused_locks(descriptor):
             raise ReadError(path, reason)
     finally:
-        close_quietly(descriptor, operations)
+        close_quietly(descriptor)
 
 
-def _has_log(path: Path, operations: FileOperations) -> bool:
+def _has_log(path: Path) -> bool:
     try:
-        return operations.stat(path.with_name(path.name + "-wal")).size > 0
+        return files().stat(path.with_name(path.name + "-wal")).size > 0
     except FileNotFoundError:
         return False
     except OSError:
         return True
 
 
-def _trusted(path: Path, operations: FileOperations) -> FileStatus:
+def _trusted(path: Path) -> FileStatus:
     try:
         # SQLite follows links. The file itself must not be opened here (see the module).
-        status = operations.lstat(path)
+        status = files().lstat(path)
         if not status.is_regular:
             raise ReadError(path, "it is not a regular file")
-        reason = distrust(path, status, operations) or distrust_directory(path.parent, operations)
+        reason = distrust(path, status) or distrust_directory(path.parent)
     except FileNotFoundError as error:
         raise MissingFileError(path, "there is no such file") from error
     except OSError as error:
@@ -487,24 +473,24 @@ def _expected_schema() -> list[tuple[Any, ...]]:
         return _schema_of(connection)
 
 
-def _create(path: Path, operations: FileOperations) -> None:
+def _create(path: Path) -> None:
     """Create the database, unless another process does; raises SaveError."""
-    ensure_directory(path.parent, operations)
-    with _locked(path, operations):
+    ensure_directory(path.parent)
+    with _locked(path):
         try:
-            close_quietly(operations.open_new(path), operations)
+            close_quietly(files().open_new(path))
         except FileExistsError:
             pass  # by another process, or by one that was killed before it had written anything
         except OSError as error:
             raise SaveError(path, "creating", likely_cause(error)) from error
         else:
-            _remove_companions(path, operations)
+            _remove_companions(path)
         try:
-            _trusted(path, operations)
-            _require_locks(path, operations)
+            _trusted(path)
+            _require_locks(path)
             with closing(sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)) as connection:
                 _fill(connection)
-            operations.sync_directory(path.parent)
+            files().sync_directory(path.parent)
         except (ReadError, OSError) as error:
             raise SaveError(path, "creating", likely_cause(error)) from error
         except sqlite3.Error as error:
@@ -525,11 +511,11 @@ def _fill(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
 
 
-def _put_aside(path: Path, reason: str, operations: FileOperations) -> str:
+def _put_aside(path: Path, reason: str) -> str:
     """Move a damaged database to the quarantine; returns what was done. Raises SaveError."""
-    with _locked(path, operations):
+    with _locked(path):
         try:
-            _opened(path, operations)[0].close()
+            _opened(path)[0].close()
         except DamagedStateError:
             pass
         except ReadError:
@@ -537,26 +523,26 @@ def _put_aside(path: Path, reason: str, operations: FileOperations) -> str:
         else:
             return ""  # another process has begun a new one
         try:
-            moved = quarantine_file(path, operations)
+            moved = quarantine_file(path)
         except QuarantineError as error:
             raise SaveError(path, "moving it to the quarantine", error.reason) from error
         # SQLite notices that the file moved: whoever has it open does not write to the new one.
-        _remove_companions(path, operations)
+        _remove_companions(path)
     return f"{path} was moved to {moved}, and a new one begun: {reason}"
 
 
 @contextmanager
-def _locked(path: Path, operations: FileOperations) -> Iterator[None]:
-    with writer_lock(path, operations, wait_s=_WAIT_S) as held:
+def _locked(path: Path) -> Iterator[None]:
+    with writer_lock(path, wait_s=_WAIT_S) as held:
         if not held:
             raise SaveError(path, "locking", "another process did not finish creating it in time")
         yield
 
 
-def _remove_companions(path: Path, operations: FileOperations) -> None:
+def _remove_companions(path: Path) -> None:
     for each in _COMPANIONS:
         try:
-            operations.unlink(path.with_name(path.name + each))
+            files().unlink(path.with_name(path.name + each))
         except FileNotFoundError:
             continue
         except OSError as error:

@@ -16,7 +16,6 @@ from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.listing import DeviceEntry, Listing
 from orchestrator.stores.cache_file import cache_path, save_cache_file
 from orchestrator.stores.culprits import QUARANTINE, Cause, Culprit, add_culprits
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
 from orchestrator.stores.files.recovery import forgive_loads, previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.pruning import plan_prune, prune
@@ -197,7 +196,7 @@ def test_a_previous_generation_stays_beside_what_may_crash_the_driver(call: Call
 
 def test_what_stays_is_counted(call: Call, folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
-    with writer_lock(path, REAL_FILE_OPERATIONS) as held:
+    with writer_lock(path) as held:
         assert held
         done = call("prune", "--cache-dir", folder, "--max-size", "0", "--json")
     assert done.code == ExitCode.BAD_INPUT
@@ -280,7 +279,7 @@ def test_no_such_directory(call: Call, tmp_path: Path, verb: str) -> None:
 def test_what_is_being_saved_or_was_replaced_stays(folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
     plan = plan_prune(folder, max_bytes=0)
-    with writer_lock(path, REAL_FILE_OPERATIONS) as held:
+    with writer_lock(path) as held:
         assert held
         report = prune(plan)
     assert [why for _, why in report.failed] == ["a process is saving it"]

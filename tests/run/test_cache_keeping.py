@@ -27,7 +27,6 @@ from orchestrator.stores.cache_file import (
     cache_path,
     save_cache_file,
 )
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.files.writer_lock import lock_path, writer_lock
 from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set
@@ -216,7 +215,7 @@ def keeping(
 def test_locked_out_says_so_and_tries_again(folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
     keeper, cache = keeping(path, OURS)
-    with writer_lock(path, REAL_FILE_OPERATIONS) as held:
+    with writer_lock(path) as held:
         assert held
         keeper.finish(cache, SaveReason.EXIT, len(OURS))
     assert keeper.saves[-1].locked_out

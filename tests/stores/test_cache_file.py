@@ -24,6 +24,7 @@ from orchestrator.stores.cache_file import (
     save_cache_file,
     save_merged,
 )
+from orchestrator.stores.files.atomic_file import files_through
 from orchestrator.stores.files.fault_injection import FaultyFileOperations
 from orchestrator.testing import SimulatedDevice, simulated_image
 from tests.stores.samples import NAVI21, NAVI31, driver_data, file_content
@@ -172,7 +173,8 @@ def test_what_is_worth_nothing_replaces_nothing(tmp_path: Path, data: bytes, rea
     path = tmp_path / "file"
     path.write_bytes(file_content())
     operations = FaultyFileOperations()
-    report = save_cache_file(path, NAVI21, data, cap=2000, operations=operations)
+    with files_through(operations):
+        report = save_cache_file(path, NAVI21, data, cap=2000)
     assert report.skipped is not None
     assert reason in report.skipped
     assert report.saved_bytes == 0

@@ -30,7 +30,7 @@ from orchestrator.stores.cache_file import (
     save_merged,
     stored_data_hash,
 )
-from orchestrator.stores.files.atomic_file import FileOperations, SaveError
+from orchestrator.stores.files.atomic_file import FileOperations, SaveError, files_through
 from orchestrator.stores.files.fault_injection import FaultyFileOperations
 from orchestrator.stores.files.writer_lock import writer_lock
 from tests.stores.faults.sets import (
@@ -105,7 +105,8 @@ def test_nothing_new_writes_nothing_but_makes_the_name_last(path: Path) -> None:
     put(path, file_of(UNION))
     before = path.stat().st_mtime_ns
     operations = FaultyFileOperations()
-    report = save_merged(SimulatedDevice(), path, data_of(OURS), operations=operations)
+    with files_through(operations):
+        report = save_merged(SimulatedDevice(), path, data_of(OURS))
     assert (report.saved_bytes, report.added_bytes) == (0, 0)
     assert report.skipped == "nothing is new: what is there holds all of it"
     assert path.stat().st_mtime_ns == before
@@ -116,8 +117,8 @@ def test_nothing_new_writes_nothing_but_makes_the_name_last(path: Path) -> None:
         def sync_directory(self, directory: Path) -> None:
             raise OSError(5, os.strerror(5))
 
-    with pytest.raises(SaveError, match="fsync of the directory failed"):
-        save_merged(SimulatedDevice(), path, data_of(OURS), operations=Broken())
+    with files_through(Broken()), pytest.raises(SaveError, match="fsync of the directory failed"):
+        save_merged(SimulatedDevice(), path, data_of(OURS))
 
 
 def test_without_the_lock_nothing_is_done(path: Path) -> None:
@@ -178,7 +179,8 @@ def test_what_cannot_be_read_is_not_replaced(path: Path, suffix: str) -> None:
     put(path, file_of(OLD) if suffix == ".pipeline-cache" else b"damaged")
     path.with_name(path.name + ".previous").write_bytes(file_of(OLDER))
     before = sorted((each.name, each.read_bytes()) for each in path.parent.iterdir())
-    report = save_merged(SimulatedDevice(), path, data_of(OURS), operations=Unreadable(suffix))
+    with files_through(Unreadable(suffix)):
+        report = save_merged(SimulatedDevice(), path, data_of(OURS))
     assert (report.saved_bytes, report.lost) == (0, True)
     assert "is not replaced, since it may be good: UNREADABLE: " in (report.skipped or "")
     after = [each for each in path.parent.iterdir() if each.suffix != ".lock"]

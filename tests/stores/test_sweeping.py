@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.stores.cache_file import save_cache_file, sweep_directory
-from orchestrator.stores.files.atomic_file import FileOperations, SaveError
+from orchestrator.stores.files.atomic_file import FileOperations, SaveError, files_through
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, file_of, path_in
 
 
@@ -54,8 +54,9 @@ def test_what_cannot_be_removed_is_named(path: Path) -> None:
             raise PermissionError(13, "no")
 
     half = temporary(path)
-    assert sweep_directory(path.parent, operations=Stuck()).failed == (half,)
-    assert save_cache_file(path, IDENTITY, data_of(OURS), operations=Stuck()).leftovers[0] == half
+    with files_through(Stuck()):
+        assert sweep_directory(path.parent).failed == (half,)
+        assert save_cache_file(path, IDENTITY, data_of(OURS)).leftovers[0] == half
 
 
 def test_a_directory_that_is_not_there_has_nothing_to_sweep(tmp_path: Path) -> None:

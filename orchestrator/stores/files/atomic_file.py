@@ -1,8 +1,8 @@
 """Files that are whole or refused: atomic writes, bounded reads, trust in owners, content hashes.
 
 `FileOperations` is the one place where stores touch the file system, so that a test can record any call, let
-it fail, or end the process there. Its errors are OSErrors. Locks are those of flock(2): they belong to the
-open file, exclude other threads too, and end with the process. Thread-safe: there is no state.
+it fail, or end the process there (`files_through`). Its errors are OSErrors. Locks are those of flock(2):
+they belong to the open file, exclude other threads too, and end with the process. Thread-safe.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
 import msgspec
 import xxhash
@@ -46,12 +47,9 @@ class FileStatus(msgspec.Struct, frozen=True):
 class FileOperations:
     """Every call by which a store reads, writes or renames. A subclass may let calls fail."""
 
-    _new_mode: ClassVar[int] = 0o600
-
-    def open_new(self, path: Path) -> int:
+    def open_new(self, path: Path, mode: int = 0o600) -> int:
         """Create a file that must not exist, for writing; symbolic links are not followed."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        return _owned(os.open(path, flags, self._new_mode))
+        return _owned(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode))
 
     def open_existing(self, path: Path) -> int:
         """Open a file for reading; symbolic links are not followed, and a pipe does not block."""
@@ -178,12 +176,23 @@ def _status(result: os.stat_result) -> FileStatus:
     )
 
 
-REAL_FILE_OPERATIONS: Final = FileOperations()
-"""The default of everything that takes `FileOperations`."""
+_REAL: Final = FileOperations()
+_files: Final = ContextVar("files", default=_REAL)
 
 
-class _DocumentOperations(FileOperations):
-    _new_mode = 0o666
+def files() -> FileOperations:
+    """The calls by which this thread reads and writes: those of `files_through`, or else the real ones."""
+    return _files.get()
+
+
+@contextmanager
+def files_through(operations: FileOperations) -> Iterator[None]:
+    """Let this thread, and the trio tasks that it starts, read and write by these calls in a block."""
+    token = _files.set(operations)
+    try:
+        yield
+    finally:
+        _files.reset(token)
 
 
 # --- errors, and what caused them
@@ -285,43 +294,41 @@ def temporary_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}")
 
 
-def write_atomically(
-    path: Path, chunks: Iterable[Buffer], operations: FileOperations = REAL_FILE_OPERATIONS
-) -> int:
+def write_atomically(path: Path, chunks: Iterable[Buffer], mode: int = 0o600) -> int:
     """Replace a file's content as a whole, or leave it unchanged; returns the bytes written. Thread-safe.
 
-    A synced temporary beside the file is renamed to it, and the directory synced. The file gets mode 0600.
-    Of several writers the last rename wins.
+    A synced temporary beside the file is renamed to it, and the directory synced. Of several writers the last
+    rename wins. The umask takes from `mode`.
 
     Raises:
         SaveError: A call failed. The old file is unchanged, unless `SaveError.replaced`.
     """
     temporary = temporary_of(path)
     try:
-        descriptor = operations.open_new(temporary)
+        descriptor = files().open_new(temporary, mode)
     except OSError as error:  # nothing to remove: it was not created, or by another writer
         raise SaveError(path, "creating a temporary file", likely_cause(error)) from error
     step, is_open = "write", True
     try:
-        written = sum(_write_all(descriptor, memoryview(each).cast("B"), operations) for each in chunks)
+        written = sum(_write_all(descriptor, memoryview(each).cast("B")) for each in chunks)
         step = "fsync"
-        operations.fsync(descriptor)
+        files().fsync(descriptor)
         step = "checking the size"
-        if (size := operations.fstat(descriptor).size) != written:
+        if (size := files().fstat(descriptor).size) != written:
             raise OSError(f"{written} bytes were written, but the file has {size}")  # noqa: TRY301
         step, is_open = "close", False  # a network file system may report only here that a write failed
-        operations.close(descriptor)
+        files().close(descriptor)
         step = "rename"
-        operations.rename(temporary, path)
+        files().rename(temporary, path)
     except BaseException as error:
         if is_open:
-            close_quietly(descriptor, operations)
-        leftover = remove_temporary(temporary, operations)
+            close_quietly(descriptor)
+        leftover = remove_temporary(temporary)
         if isinstance(error, OSError):
             raise SaveError(path, step, likely_cause(error), leftover=leftover) from error
         raise
     try:
-        operations.sync_directory(path.parent)
+        files().sync_directory(path.parent)
     except OSError as error:
         raise SaveError(path, "fsync of the directory", likely_cause(error), replaced=True) from error
     return written
@@ -329,29 +336,29 @@ def write_atomically(
 
 def write_document(path: Path, content: Buffer) -> int:
     """As `write_atomically`, for a file that its owner may share: the umask decides who reads it."""
-    return write_atomically(path, [content], _DocumentOperations())
+    return write_atomically(path, [content], 0o666)
 
 
-def _write_all(descriptor: int, data: memoryview, operations: FileOperations) -> int:
+def _write_all(descriptor: int, data: memoryview) -> int:
     done = 0
     while done < len(data):
-        count = operations.write(descriptor, data[done:])
+        count = files().write(descriptor, data[done:])
         if count <= 0:
             raise OSError(f"the system took none of the {len(data) - done} bytes left")
         done += count
     return done
 
 
-def close_quietly(descriptor: int, operations: FileOperations) -> None:
+def close_quietly(descriptor: int) -> None:
     """Close a descriptor whose errors do not matter."""
     with suppress(OSError):
-        operations.close(descriptor)
+        files().close(descriptor)
 
 
-def remove_temporary(temporary: Path, operations: FileOperations) -> Path | None:
+def remove_temporary(temporary: Path) -> Path | None:
     """Remove a temporary if it exists; returns its path if that failed, else None."""
     try:
-        operations.unlink(temporary)
+        files().unlink(temporary)
     except FileNotFoundError:
         return None
     except OSError:
@@ -359,7 +366,7 @@ def remove_temporary(temporary: Path, operations: FileOperations) -> Path | None
     return None
 
 
-def ensure_directory(directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> None:
+def ensure_directory(directory: Path) -> None:
     """Create a directory and its missing parents: mode 0700, names synced. Thread-safe.
 
     Raises:
@@ -367,24 +374,24 @@ def ensure_directory(directory: Path, operations: FileOperations = REAL_FILE_OPE
     """
     try:
         try:
-            if operations.stat(directory).is_directory:
+            if files().stat(directory).is_directory:
                 return
             raise SaveError(directory, "creating the directory", f"{directory} is not a directory")
         except FileNotFoundError:
             if directory == directory.parent:
                 raise
-        ensure_directory(directory.parent, operations)
+        ensure_directory(directory.parent)
         with suppress(FileExistsError):  # by another process
-            operations.make_directory(directory)
-        operations.sync_directory(directory.parent)
+            files().make_directory(directory)
+        files().sync_directory(directory.parent)
     except OSError as error:
         raise SaveError(directory, "creating the directory", likely_cause(error)) from error
 
 
-def status_of(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> FileStatus | None:
+def status_of(path: Path) -> FileStatus | None:
     """Status of a file or directory; None where there is none; raises OSError where nobody can tell."""
     try:
-        return operations.stat(path)
+        return files().stat(path)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
@@ -398,22 +405,22 @@ def is_directory(path: Path) -> bool:
 
 
 @contextmanager
-def probe_file(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Iterator[int]:
+def probe_file(path: Path) -> Iterator[int]:
     """The descriptor of a new temporary of a file, which is removed after the block; raises OSError."""
     temporary = temporary_of(path)
-    descriptor = operations.open_new(temporary)
+    descriptor = files().open_new(temporary)
     try:
         yield descriptor
     finally:
-        close_quietly(descriptor, operations)
-        remove_temporary(temporary, operations)
+        close_quietly(descriptor)
+        remove_temporary(temporary)
 
 
-def unwritable(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> str | None:
+def unwritable(path: Path) -> str | None:
     """Why a file cannot be replaced, or None. Finds out by writing a little to a temporary of it."""
     try:
-        with probe_file(path, operations) as descriptor:
-            operations.write(descriptor, memoryview(bytes(_PROBE_SIZE)))
+        with probe_file(path) as descriptor:
+            files().write(descriptor, memoryview(bytes(_PROBE_SIZE)))
     except OSError as error:
         return likely_cause(error)
     return None
@@ -422,9 +429,9 @@ def unwritable(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) ->
 # --- trust
 
 
-def distrust(path: Path, status: FileStatus, operations: FileOperations) -> str | None:
+def distrust(path: Path, status: FileStatus) -> str | None:
     """Why a file or directory is not trusted, and what mends it; None if only its user may write it."""
-    user = operations.effective_user()
+    user = files().effective_user()
     all_writers = (0o020, "its group"), (0o002, "everybody")
     writers = " and ".join(name for bit, name in all_writers if status.permissions & bit)
     what, directory = ("the directory", path) if status.is_directory else ("the file", path.parent)
@@ -441,36 +448,36 @@ def distrust(path: Path, status: FileStatus, operations: FileOperations) -> str 
         return None
     if status.is_directory and status.permissions & stat.S_ISVTX:  # such as /tmp, for everybody on purpose
         mend = "use a directory of your own"
-    return f"{what} {path} {problem}; mend: {_mount_advice(directory, operations) or mend}"
+    return f"{what} {path} {problem}; mend: {_mount_advice(directory) or mend}"
 
 
-def _mount_advice(directory: Path, operations: FileOperations) -> str:
+def _mount_advice(directory: Path) -> str:
     """What to do about a directory whose file system keeps no modes, which chmod cannot mend; else ""."""
     try:
-        with probe_file(directory / "probe", operations) as descriptor:
-            permissions = operations.fstat(descriptor).permissions
+        with probe_file(directory / "probe") as descriptor:
+            permissions = files().fstat(descriptor).permissions
     except OSError:
         return ""
     if permissions == 0o600:
         return ""
-    options = f"uid={operations.effective_user()},umask=077 (SMB: file_mode=0600,dir_mode=0700)"
+    options = f"uid={files().effective_user()},umask=077 (SMB: file_mode=0600,dir_mode=0700)"
     return f"use a directory on another file system, or mount this one, which keeps no modes, with {options}"
 
 
-def distrust_directory(directory: Path, operations: FileOperations) -> str | None:
+def distrust_directory(directory: Path) -> str | None:
     """As `distrust`, of a directory; symbolic links are followed. Raises OSError."""
-    return distrust(directory, operations.stat(directory), operations)
+    return distrust(directory, files().stat(directory))
 
 
-def check_directory(path: Path, operations: FileOperations) -> str | None:
+def check_directory(path: Path) -> str | None:
     """Create the directory of a file where it is missing; returns why a load would refuse the file, or None.
 
     Raises:
         SaveError: The directory could not be created, or its status not be read.
     """
-    ensure_directory(path.parent, operations)
+    ensure_directory(path.parent)
     try:
-        reason = distrust_directory(path.parent, operations)
+        reason = distrust_directory(path.parent)
     except OSError as error:
         raise SaveError(path, "checking the directory", likely_cause(error)) from error
     return f"the file would be refused when loaded: {reason}" if reason is not None else None
@@ -479,18 +486,15 @@ def check_directory(path: Path, operations: FileOperations) -> str | None:
 # --- reading
 
 
-def read_capped(
-    path: Path, cap: int, operations: FileOperations = REAL_FILE_OPERATIONS, *, trusted: bool = False
-) -> bytes:
+def read_capped(path: Path, cap: int, *, trusted: bool = False) -> bytes:
     """The content of a file; otherwise as `read_capped_parts`."""
-    return read_capped_parts(path, 0, cap, operations, trusted=trusted)[1]
+    return read_capped_parts(path, 0, cap, trusted=trusted)[1]
 
 
 def read_capped_parts(
     path: Path,
     head_size: int,
     cap: int,
-    operations: FileOperations = REAL_FILE_OPERATIONS,
     *,
     trusted: bool = False,
     accept: Callable[[bytes, int], None] | None = None,
@@ -501,7 +505,6 @@ def read_capped_parts(
         path: A regular file, no symbolic link.
         head_size: Bytes of the head; it is shorter only if the file is.
         cap: Bytes at most, of head and rest together.
-        operations: The calls to use.
         trusted: Refuse what other users own or may write.
         accept: Called with the head and the file's size before the rest is read; an exception ends the read.
 
@@ -511,32 +514,30 @@ def read_capped_parts(
         UntrustedError: Another user owns it or its directory, or may write one of them.
         ReadError: The system refused, or it is not a regular file.
     """
-    with _reading(path, operations, trusted) as (descriptor, size):
+    with _reading(path, trusted) as (descriptor, size):
         if size > cap:
             raise TooLargeError(path, f"it has {size} bytes, more than the {cap} that are allowed")
-        head = _read_up_to(descriptor, head_size, head_size, operations)
+        head = _read_up_to(descriptor, head_size, head_size)
         if accept is not None:
             accept(head, size)
         # One byte more than the cap allows, so that growth during the read is noticed.
-        rest = _read_up_to(descriptor, cap - len(head) + 1, size - len(head), operations)
+        rest = _read_up_to(descriptor, cap - len(head) + 1, size - len(head))
     if len(head) + len(rest) > cap:
         raise TooLargeError(path, f"it grew beyond the {cap} bytes that are allowed while it was read")
     return head, rest
 
 
-def read_head(
-    path: Path, size: int, operations: FileOperations = REAL_FILE_OPERATIONS, *, trusted: bool = False
-) -> bytes:
+def read_head(path: Path, size: int, *, trusted: bool = False) -> bytes:
     """Read the first bytes of a file; fewer only if it is shorter. Raises as `read_capped_parts`."""
-    with _reading(path, operations, trusted) as (descriptor, _):
-        return _read_up_to(descriptor, size, size, operations)
+    with _reading(path, trusted) as (descriptor, _):
+        return _read_up_to(descriptor, size, size)
 
 
 @contextmanager
-def _reading(path: Path, operations: FileOperations, trusted: bool) -> Iterator[tuple[int, int]]:
+def _reading(path: Path, trusted: bool) -> Iterator[tuple[int, int]]:
     """The descriptor and size of a regular file, for a block; an OSError in it becomes a ReadError."""
     try:
-        descriptor = operations.open_existing(path)
+        descriptor = files().open_existing(path)
     except FileNotFoundError as error:
         raise MissingFileError(path, "there is no such file") from error
     except OSError as error:
@@ -544,11 +545,11 @@ def _reading(path: Path, operations: FileOperations, trusted: bool) -> Iterator[
     except ValueError as error:  # a zero byte, or characters that the file system's encoding lacks
         raise ReadError(path, f"this cannot be a path: {error}") from error
     try:
-        status = operations.fstat(descriptor)
+        status = files().fstat(descriptor)
         if not status.is_regular:
             raise ReadError(path, "it is not a regular file")
         if trusted:  # by the file that is open, so that nobody can exchange it in between
-            reason = distrust(path, status, operations) or distrust_directory(path.parent, operations)
+            reason = distrust(path, status) or distrust_directory(path.parent)
             if reason is not None:
                 raise UntrustedError(path, reason)
         yield descriptor, status.size
@@ -557,16 +558,16 @@ def _reading(path: Path, operations: FileOperations, trusted: bool) -> Iterator[
     except MemoryError:
         raise ReadError(path, f"there is not enough memory for its {status.size} bytes") from None
     finally:
-        close_quietly(descriptor, operations)
+        close_quietly(descriptor)
 
 
-def _read_up_to(descriptor: int, limit: int, expected: int, operations: FileOperations) -> bytes:
+def _read_up_to(descriptor: int, limit: int, expected: int) -> bytes:
     """Read to the end of the file, `limit` bytes at most; the first read asks for `expected` bytes."""
     chunks: list[bytes] = []
     total = 0
     while total < limit:
         size = max(expected - total, _PROBE_SIZE)
-        chunk = operations.read(descriptor, min(size, limit - total))
+        chunk = files().read(descriptor, min(size, limit - total))
         if not chunk:
             break
         chunks.append(chunk)

@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
+from orchestrator.stores.files.atomic_file import FileOperations
 
 
 class Fault(enum.StrEnum):
@@ -75,7 +75,7 @@ class FaultyFileOperations(FileOperations):
 
     fault: Fault | None = None  # What goes wrong; None only records calls.
     at: int = 0  # Number of the call at which it goes wrong, from 0.
-    inner: FileOperations = REAL_FILE_OPERATIONS  # The operations that do the work.
+    inner: FileOperations = field(factory=FileOperations)  # The operations that do the work.
     # Every call so far; a killed process makes none.
     calls: list[RecordedCall] = field(factory=list, init=False)
     killed: bool = field(default=False, init=False)  # Whether the simulated process has ended.
@@ -144,7 +144,7 @@ def _counted(name: str) -> Callable[..., Any]:
     """A method that records its call, of two paths the destination; else the inner operations do the work."""
 
     def call(self: FaultyFileOperations, *arguments: Any) -> Any:
-        self._enter(name, arguments[-1] if isinstance(arguments[-1], Path) else None)
+        self._enter(name, next((each for each in reversed(arguments) if isinstance(each, Path)), None))
         result = getattr(self.inner, name)(*arguments)
         if name.startswith("open_"):
             self._open.add(result)

@@ -23,13 +23,12 @@ from attrs import define
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.stores.files.atomic_file import (
-    REAL_FILE_OPERATIONS,
     TEMPORARY_SUFFIX,
-    FileOperations,
     ReadError,
     SaveError,
     close_quietly,
     ensure_directory,
+    files,
     likely_cause,
     read_capped,
     remove_temporary,
@@ -61,14 +60,12 @@ def previous_path(path: Path) -> Path:
     return path.with_name(path.name + PREVIOUS_SUFFIX)
 
 
-def has_previous(path: Path, operations: FileOperations) -> bool:
+def has_previous(path: Path) -> bool:
     """Whether there is a previous generation; raises OSError where nobody can tell."""
-    return status_of(previous_path(path), operations) is not None
+    return status_of(previous_path(path)) is not None
 
 
-def keep_as_previous(
-    path: Path, cap: int, operations: FileOperations, is_due: Callable[[], bool]
-) -> tuple[Path, ...]:
+def keep_as_previous(path: Path, cap: int, is_due: Callable[[], bool]) -> tuple[Path, ...]:
     """Make the current generation the previous one too, if `is_due`; it keeps its current name.
 
     The caller holds the writer's lock, and syncs the directory when it replaces the current generation.
@@ -76,7 +73,6 @@ def keep_as_previous(
     Args:
         path: The file.
         cap: Bytes at most of a copy, which is made if the file system has no links.
-        operations: The calls to use.
         is_due: May raise OSError or ReadError.
 
     Returns:
@@ -91,17 +87,17 @@ def keep_as_previous(
             return ()
         temporary = temporary_of(previous_path(path))
         try:
-            operations.link(path, temporary)
+            files().link(path, temporary)
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            write_atomically(previous_path(path), [read_capped(path, cap, operations)], operations)
+            write_atomically(previous_path(path), [read_capped(path, cap)])
             return ()
         try:
-            operations.rename(temporary, previous_path(path))
+            files().rename(temporary, previous_path(path))
         finally:
             # After a rename too: between two names of the same file it does nothing, and both stay.
-            leftover = remove_temporary(temporary, operations)
+            leftover = remove_temporary(temporary)
     except (OSError, SaveError, ReadError) as error:
         leftover = getattr(error, "leftover", leftover)
         why = likely_cause(error)
@@ -109,15 +105,15 @@ def keep_as_previous(
     return () if leftover is None else (leftover,)
 
 
-def set_aside(path: Path, operations: FileOperations) -> bool:
+def set_aside(path: Path) -> bool:
     """Rename the current generation to the previous one; False if there already is a previous one.
 
     The caller holds the writer's lock. Raises OSError.
     """
-    if has_previous(path, operations):
+    if has_previous(path):
         return False
-    operations.rename(path, previous_path(path))
-    operations.sync_directory(path.parent)
+    files().rename(path, previous_path(path))
+    files().sync_directory(path.parent)
     return True
 
 
@@ -142,9 +138,7 @@ def loading_path(path: Path) -> Path:
 
 
 @contextmanager
-def counted_load(
-    path: Path, data_hash: bytes, tolerated: int, operations: FileOperations
-) -> Iterator[LoadCount]:
+def counted_load(path: Path, data_hash: bytes, tolerated: int) -> Iterator[LoadCount]:
     """Count a block that gives a content to a driver, unless it has more deaths than are tolerated.
 
     A load that ends, also with an error, takes its count back. While it runs it holds a lock, so processes
@@ -158,15 +152,15 @@ def counted_load(
     is_counted = False
     try:
         try:
-            descriptor = operations.open_lock(loading_path(path))
-            count.is_alone = operations.try_lock(descriptor)
+            descriptor = files().open_lock(loading_path(path))
+            count.is_alone = files().try_lock(descriptor)
             if count.is_alone:
-                noted = operations.read(descriptor, _MOST_NOTED).decode(errors="replace").split()
+                noted = files().read(descriptor, _MOST_NOTED).decode(errors="replace").split()
                 others = [each for each in noted if each != own]
                 count.deaths = len(noted) - len(others)
                 is_counted = count.deaths <= tolerated
                 if is_counted:
-                    _note(descriptor, [*others, *[own] * (count.deaths + 1)], operations)
+                    _note(descriptor, [*others, *[own] * (count.deaths + 1)])
         except OSError as error:
             count.problem = f"crashes of this load are not counted: {likely_cause(error)}"
         try:
@@ -175,53 +169,51 @@ def counted_load(
             if descriptor is not None and is_counted:
                 with suppress(OSError):  # a second death in a row would be needed to give it up
                     if others:
-                        _note(descriptor, others, operations)
+                        _note(descriptor, others)
                     else:
-                        operations.unlink(loading_path(path))
+                        files().unlink(loading_path(path))
     finally:
         if descriptor is not None:
-            close_quietly(descriptor, operations)
+            close_quietly(descriptor)
 
 
-def _note(descriptor: int, hashes: list[str], operations: FileOperations) -> None:
-    operations.truncate(descriptor)
-    operations.write(descriptor, memoryview("\n".join(hashes).encode()[-_MOST_NOTED:]))
+def _note(descriptor: int, hashes: list[str]) -> None:
+    files().truncate(descriptor)
+    files().write(descriptor, memoryview("\n".join(hashes).encode()[-_MOST_NOTED:]))
 
 
-def deaths_of(path: Path, data_hash: bytes, operations: FileOperations) -> int:
+def deaths_of(path: Path, data_hash: bytes) -> int:
     """Processes in a row that died while they loaded this content, as far as that is known."""
     try:
-        return (
-            read_capped(loading_path(path), _MOST_NOTED, operations).split().count(data_hash.hex().encode())
-        )
+        return read_capped(loading_path(path), _MOST_NOTED).split().count(data_hash.hex().encode())
     except ReadError:
         return 0
 
 
-def forgive_load(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> None:
+def forgive_load(path: Path) -> None:
     """Forget the deaths of a cache file, before its next load: nothing says that the file caused them.
 
     Raises:
         SaveError: They could not be forgotten.
     """
     try:
-        operations.unlink(loading_path(path))
+        files().unlink(loading_path(path))
     except FileNotFoundError:
         return
     except OSError as error:
         raise SaveError(loading_path(path), "forgetting deaths", likely_cause(error)) from error
 
 
-def forgive_loads(directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> None:
+def forgive_loads(directory: Path) -> None:
     """As `forgive_load`, of all cache files of a directory: processes that loaded them were killed."""
-    for name in _names(directory, operations):
+    for name in _names(directory):
         if name.endswith(LOADING_SUFFIX):
-            forgive_load(directory / name.removesuffix(LOADING_SUFFIX), operations)
+            forgive_load(directory / name.removesuffix(LOADING_SUFFIX))
 
 
-def _names(directory: Path, operations: FileOperations) -> list[str]:
+def _names(directory: Path) -> list[str]:
     try:
-        return operations.list_directory(directory)
+        return files().list_directory(directory)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -252,7 +244,7 @@ def is_quarantined(name: str) -> bool:
     return _NUMBERED.fullmatch(name) is not None
 
 
-def quarantine_file(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Path:
+def quarantine_file(path: Path) -> Path:
     """Move a file into the quarantine beside it, which keeps the newest 8; returns where the file is now.
 
     If two processes choose the same number at the same time, only one of their files stays.
@@ -263,18 +255,18 @@ def quarantine_file(path: Path, operations: FileOperations = REAL_FILE_OPERATION
     directory = path.parent / QUARANTINE_DIRECTORY
     moved_to: Path | None = None
     try:
-        ensure_directory(directory, operations)
-        names = filter(is_quarantined, operations.list_directory(directory))
+        ensure_directory(directory)
+        names = filter(is_quarantined, files().list_directory(directory))
         numbered = sorted((int(name.partition("-")[0]), name) for name in names)
         # Old files go first: a full disk or a crash in between must not leave one too many.
         for _, name in numbered[: max(len(numbered) - (_KEPT_FILES - 1), 0)]:
-            operations.unlink(directory / name)
+            files().unlink(directory / name)
         number = numbered[-1][0] + 1 if numbered else 1
         destination = directory / f"{number:06d}-{path.name}"
-        operations.rename(path, destination)
+        files().rename(path, destination)
         moved_to = destination
-        operations.sync_directory(directory)
-        operations.sync_directory(path.parent)
+        files().sync_directory(directory)
+        files().sync_directory(path.parent)
     except (SaveError, OSError) as error:
         where = f"{directory}: " if isinstance(error, SaveError) else ""
         raise QuarantineError(path, where + likely_cause(error), moved_to) from error
@@ -302,33 +294,31 @@ def leftover_of(name: str) -> str | None:
     return None if match is None else match["name"]
 
 
-def leftovers_in(directory: Path, operations: FileOperations) -> dict[str, list[str]]:
+def leftovers_in(directory: Path) -> dict[str, list[str]]:
     """Names of temporaries in a directory, if it exists, by the names of their files, sorted by these.
 
     Raises:
         SaveError: The directory could not be listed.
     """
     found: dict[str, list[str]] = {}
-    for each in _names(directory, operations):
+    for each in _names(directory):
         if (of := leftover_of(each)) is not None:
             found.setdefault(of, []).append(each)
     return dict(sorted(found.items()))
 
 
-def sweep_file(
-    path: Path, operations: FileOperations, *, names: list[str] | None = None, dry_run: bool = False
-) -> SweepReport:
+def sweep_file(path: Path, *, names: list[str] | None = None, dry_run: bool = False) -> SweepReport:
     """Remove the temporaries of one file. Never raises an OSError. The caller holds the writer's lock.
 
     `names` are those in its directory, where the caller has listed it already; with `dry_run` it only finds
     out what would be removed.
     """
     try:
-        names = operations.list_directory(path.parent) if names is None else names
+        names = files().list_directory(path.parent) if names is None else names
     except OSError:
         return SweepReport(failed=(path.parent,))
     stale = [path.with_name(name) for name in sorted(names) if leftover_of(name) == path.name]
     if dry_run:
         return SweepReport(tuple(stale))
-    failed = tuple(filter(None, [remove_temporary(each, operations) for each in stale]))
+    failed = tuple(filter(None, [remove_temporary(each) for each in stale]))
     return SweepReport(tuple(each for each in stale if each not in failed), failed)

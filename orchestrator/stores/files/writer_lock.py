@@ -9,19 +9,12 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from orchestrator.stores.files.atomic_file import (
-    REAL_FILE_OPERATIONS,
-    FileOperations,
-    SaveError,
-    close_quietly,
-    likely_cause,
-    status_of,
-)
+from orchestrator.stores.files.atomic_file import SaveError, close_quietly, files, likely_cause, status_of
 
 LOCK_SUFFIX: Final = ".lock"
 LOCK_WAIT_S: Final = 1.0
@@ -36,10 +29,10 @@ def lock_path(path: Path) -> Path:
     return path.with_name(path.name + LOCK_SUFFIX)
 
 
-def refused_locks(descriptor: int, operations: FileOperations) -> str:
+def refused_locks(descriptor: int) -> str:
     """Why a database beside this open file could not be locked, or ""."""
     try:
-        operations.try_record_lock(descriptor)
+        files().try_record_lock(descriptor)
     except OSError as error:
         if error.errno in _NO_LOCKS:
             return f"the file system refuses locks: {likely_cause(error)}; use a directory on another one"
@@ -49,11 +42,9 @@ def refused_locks(descriptor: int, operations: FileOperations) -> str:
 @contextmanager
 def writer_lock(
     path: Path,
-    operations: FileOperations = REAL_FILE_OPERATIONS,
     *,
     wait_s: float = LOCK_WAIT_S,
     only_if_there: bool = False,
-    pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[bool]:
     """Be the only writer of a file during a block; yields whether the lock was taken in time.
 
@@ -61,10 +52,8 @@ def writer_lock(
 
     Args:
         path: The file.
-        operations: The calls to use.
         wait_s: How long to wait for another writer, s.
         only_if_there: Create no lock file; without one nobody writes, and the block has the lock.
-        pause: Sleeps between two tries.
 
     Raises:
         SaveError: The lock file could not be opened or locked.
@@ -72,11 +61,11 @@ def writer_lock(
     descriptor = None
     is_free = False
     try:
-        is_free = only_if_there and _is_missing(lock_path(path), operations)
+        is_free = only_if_there and _is_missing(lock_path(path))
         for number in range(0 if is_free else 1 + round(wait_s / _POLL_S)):
             if number:
-                pause(_POLL_S)
-            descriptor = _try(lock_path(path), operations)
+                time.sleep(_POLL_S)
+            descriptor = _try(lock_path(path))
             if descriptor is not None:
                 break
     except OSError as error:
@@ -85,36 +74,35 @@ def writer_lock(
         yield is_free or descriptor is not None
     finally:
         if descriptor is not None:
-            _give_back(descriptor, operations)
+            _give_back(descriptor)
 
 
-def _is_missing(name: Path, operations: FileOperations) -> bool:
+def _is_missing(name: Path) -> bool:
     try:
-        operations.lstat(name)
+        files().lstat(name)
     except FileNotFoundError:
         return True
     return False
 
 
-def _try(name: Path, operations: FileOperations) -> int | None:
+def _try(name: Path) -> int | None:
     """Try once; returns the descriptor that holds the lock, or None."""
-    descriptor = operations.open_lock(name)
+    descriptor = files().open_lock(name)
     held = False
     try:
         # A lock file that somebody removed meanwhile keeps nobody out.
-        held = _lock(descriptor, operations) and (
-            (there := status_of(name, operations)) is not None
-            and operations.fstat(descriptor).file_id == there.file_id
+        held = _lock(descriptor) and (
+            (there := status_of(name)) is not None and files().fstat(descriptor).file_id == there.file_id
         )
     finally:
         if not held:
-            close_quietly(descriptor, operations)
+            close_quietly(descriptor)
     return descriptor if held else None
 
 
-def _lock(descriptor: int, operations: FileOperations) -> bool:
+def _lock(descriptor: int) -> bool:
     try:
-        return operations.try_lock(descriptor)
+        return files().try_lock(descriptor)
     except InterruptedError:
         return False
     except OSError as error:
@@ -123,10 +111,10 @@ def _lock(descriptor: int, operations: FileOperations) -> bool:
         raise
 
 
-def _give_back(descriptor: int, operations: FileOperations) -> None:
+def _give_back(descriptor: int) -> None:
     """Unlock and close. Closing alone would leave the lock to a child that inherited the descriptor."""
     try:
         with suppress(OSError):
-            operations.unlock(descriptor)
+            files().unlock(descriptor)
     finally:
-        close_quietly(descriptor, operations)
+        close_quietly(descriptor)

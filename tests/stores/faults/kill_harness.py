@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.stores.cache_file import LoadPolicy, LoadStatus, load_into_cache, save_merged
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
+from orchestrator.stores.files.atomic_file import FileOperations, files_through
 from tests.stores.faults.sets import compile_keys, keys_in, path_in
 
 # Those who kill know that it was not the driver.
@@ -55,27 +55,25 @@ def forked(body: Callable[[], None]) -> int:
     os._exit(0)
 
 
-def write_forever(path: Path, operations: FileOperations, key: int, acknowledge: int) -> NoReturn:
+def write_forever(path: Path, key: int, acknowledge: int) -> NoReturn:
     """Load, compile the next pipeline, save, acknowledge; until killed."""
     device = SimulatedDevice()
-    cache, result = load_into_cache(device, path, POLICY, operations=operations)
+    cache, result = load_into_cache(device, path, POLICY)
     assert result.status not in BAD, result
     while True:
         compile_keys(device, cache, frozenset({key}))
-        if save_merged(device, path, cache, POLICY, operations=operations).saved_bytes:
+        if save_merged(device, path, cache, POLICY).saved_bytes:
             os.write(acknowledge, key.to_bytes(4, "little"))
             key += 1
 
 
-def open_until_told(
-    path: Path, operations: FileOperations, saves: int, acknowledged: mmap.mmap, told: mmap.mmap
-) -> None:
+def open_until_told(path: Path, saves: int, acknowledged: mmap.mmap, told: mmap.mmap) -> None:
     """Load again and again; everything that was acknowledged before a load must be in it."""
     own = loads = 0
     while not told[0]:
         before = {key for key in range(1, OPENER) if acknowledged[key]}
         device = SimulatedDevice()
-        cache, result = load_into_cache(device, path, POLICY, operations=operations)
+        cache, result = load_into_cache(device, path, POLICY)
         found = keys_in(device.pipeline_cache_data(cache).data)
         missing = (before | set(range(OPENER, OPENER + own))) - found
         if result.status in BAD or missing:
@@ -84,7 +82,7 @@ def open_until_told(
         loads += 1
         if loads % saves == 0:
             compile_keys(device, cache, frozenset({OPENER + own}))
-            own += bool(save_merged(device, path, cache, POLICY, operations=operations).saved_bytes)
+            own += bool(save_merged(device, path, cache, POLICY).saved_bytes)
         device.close()
         told[8:24] = loads.to_bytes(8, "little") + own.to_bytes(8, "little")
 
@@ -106,20 +104,18 @@ def run(
     seed: int,
     kills: int,
     longest_ms: float = 240.0,
-    locks: bool = True,
     opener_saves: int = 3,
     stop_at_first: bool = False,
 ) -> dict[str, Any]:
     """Kill writers, one after the other, and look after each; what happened."""
     chance, path = random.Random(seed), path_in(Path(directory))
-    operations = REAL_FILE_OPERATIONS if locks else NoLocks()
     acknowledged, told = mmap.mmap(-1, 8192), mmap.mmap(-1, 64)
     wrong: list[str] = []
     killed = unacknowledged = count = 0
 
     def look() -> None:
         device = SimulatedDevice()
-        cache, result = load_into_cache(device, path, POLICY, operations=operations)
+        cache, result = load_into_cache(device, path, POLICY)
         found = keys_in(device.pipeline_cache_data(cache).data)
         device.close()
         if missing := {key for key in range(1, 8000) if acknowledged[key]} - found:
@@ -127,11 +123,11 @@ def run(
             for key in missing:
                 acknowledged[key] = 0
 
-    opener = forked(partial(open_until_told, path, operations, opener_saves, acknowledged, told))
+    opener = forked(partial(open_until_told, path, opener_saves, acknowledged, told))
     next_key = 1
     while killed < kills and not (stop_at_first and wrong):
         receive, send = os.pipe()
-        writer = forked(partial(write_forever, path, operations, next_key, send))
+        writer = forked(partial(write_forever, path, next_key, send))
         os.close(send)
         keys = read_acknowledged(receive, chance.uniform(0, longest_ms) / 1000)
         os.kill(writer, signal.SIGKILL)
@@ -170,4 +166,6 @@ if __name__ == "__main__":
     warm = SimulatedDevice()  # imports and computes what every child needs, once
     compile_keys(warm, warm.create_pipeline_cache(), frozenset({1}))
     warm.close()
-    print(json.dumps(run(**json.loads(sys.argv[1]))))
+    options = json.loads(sys.argv[1])
+    with files_through(FileOperations() if options.pop("locks", True) else NoLocks()):
+        print(json.dumps(run(**options)))

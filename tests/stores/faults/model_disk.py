@@ -107,7 +107,7 @@ class ModelDisk(FileOperations):
         self._open[descriptor] = _Open(one)
         return descriptor
 
-    def open_new(self, path: Path) -> int:
+    def open_new(self, path: Path, mode: int = 0o600) -> int:
         self._find(path.parent)
         if path in self._names:
             raise _error(errno.EEXIST)

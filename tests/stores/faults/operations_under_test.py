@@ -20,7 +20,6 @@ from orchestrator.stores.cache_file import (
     save_merged,
     sweep_directory,
 )
-from orchestrator.stores.files.atomic_file import FileOperations
 from orchestrator.stores.files.recovery import previous_path, quarantine_file
 from tests.stores.faults.sets import (
     IDENTITY,
@@ -44,7 +43,7 @@ class Situation:
     name: str  # For messages.
     meet: Callable[[Path], None]  # Puts files there.
     # Runs the operation; whether it promises that what it was to achieve is there now.
-    act: Callable[[SimulatedDevice, Path, FileOperations], bool]
+    act: Callable[[SimulatedDevice, Path], bool]
     before: Keys  # What a load gives before.
     after: Keys  # What a load gives once the promise is kept.
 
@@ -84,47 +83,42 @@ def _meet_leftovers(path: Path) -> None:
     path.with_name(f".{path.name}.previous.{'1' * 16}.tmp").write_bytes(b"")
 
 
-def _save(device: SimulatedDevice, path: Path, operations: FileOperations) -> bool:
-    return (
-        save_cache_file(
-            path, device.identity, data_of(OURS), lock_wait_s=0, operations=operations
-        ).saved_bytes
-        > 0
-    )
+def _save(device: SimulatedDevice, path: Path) -> bool:
+    return save_cache_file(path, device.identity, data_of(OURS), lock_wait_s=0).saved_bytes > 0
 
 
-def _load(device: SimulatedDevice, path: Path, operations: FileOperations) -> bool:
-    cache, _ = load_into_cache(device, path, operations=operations)
+def _load(device: SimulatedDevice, path: Path) -> bool:
+    cache, _ = load_into_cache(device, path)
     device.destroy_pipeline_cache(cache)
     return False
 
 
-def _read(device: SimulatedDevice, path: Path, operations: FileOperations) -> bool:
-    read_cache_file(path, device.identity, operations=operations)
+def _read(device: SimulatedDevice, path: Path) -> bool:
+    read_cache_file(path, device.identity)
     return False
 
 
-def _merge(device: SimulatedDevice, path: Path, operations: FileOperations) -> bool:
+def _merge(device: SimulatedDevice, path: Path) -> bool:
     ours: PipelineCache = device.create_pipeline_cache(name="ours")
     try:
         compile_keys(device, ours, OURS)
-        report = save_merged(device, path, ours, lock_wait_s=0, operations=operations)
+        report = save_merged(device, path, ours, lock_wait_s=0)
     finally:
         device.destroy_pipeline_cache(ours)
     return report.saved_bytes > 0
 
 
-def _merge_data(device: SimulatedDevice, path: Path, operations: FileOperations) -> bool:
-    return save_merged(device, path, data_of(OURS), lock_wait_s=0, operations=operations).saved_bytes > 0
+def _merge_data(device: SimulatedDevice, path: Path) -> bool:
+    return save_merged(device, path, data_of(OURS), lock_wait_s=0).saved_bytes > 0
 
 
-def _quarantine(device: SimulatedDevice, path: Path, operations: FileOperations) -> bool:
-    quarantine_file(path, operations)
+def _quarantine(device: SimulatedDevice, path: Path) -> bool:
+    quarantine_file(path)
     return True
 
 
-def _sweep(device: SimulatedDevice, path: Path, operations: FileOperations) -> bool:
-    sweep_directory(path.parent, operations=operations)
+def _sweep(device: SimulatedDevice, path: Path) -> bool:
+    sweep_directory(path.parent)
     return False
 
 

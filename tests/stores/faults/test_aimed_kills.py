@@ -22,7 +22,7 @@ import pytest
 from orchestrator.devices.device import PipelineCache
 from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.stores.cache_file import LoadPolicy, load_into_cache, save_merged
-from orchestrator.stores.files.atomic_file import FileOperations
+from orchestrator.stores.files.atomic_file import FileOperations, files_through
 from orchestrator.stores.files.recovery import forgive_load
 from tests.campaigns import tries
 from tests.stores.faults.conftest import CountCases
@@ -77,16 +77,15 @@ class DyingOperations(FileOperations):
         self._trigger.pull("rename")
 
 
-def work(path: Path, aim: str, seed: int, acknowledge: int) -> NoReturn:
+def work(path: Path, trigger: Trigger, seed: int, acknowledge: int) -> NoReturn:
     """Load, compile, save, acknowledge; until killed by its own hand."""
-    trigger = Trigger(aim, seed)
-    device, operations = DyingDevice(trigger), DyingOperations(trigger)
+    device = DyingDevice(trigger)
     policy = LoadPolicy(tolerated_crashes=PROCESSES)
-    cache, _ = load_into_cache(device, path, policy, operations=operations)
+    cache, _ = load_into_cache(device, path, policy)
     first = 1 + 40 * (seed % 150)
     for key in range(first, first + 40):
         compile_keys(device, cache, frozenset({key}))
-        report = save_merged(device, path, cache, policy, lock_wait_s=30.0, operations=operations)
+        report = save_merged(device, path, cache, policy, lock_wait_s=30.0)
         if report.saved_bytes:
             os.write(acknowledge, key.to_bytes(4, "little"))
     os._exit(0)
@@ -129,8 +128,10 @@ def test_aimed_kills_lose_nothing_that_was_acknowledged(
                 started += 1
                 child = os.fork()
                 if not child:
+                    trigger = Trigger(aim, started)
                     try:
-                        work(path, aim, started, writing)
+                        with files_through(DyingOperations(trigger)):
+                            work(path, trigger, started, writing)
                     finally:
                         os._exit(1)
                 running[os.pidfd_open(child)] = child

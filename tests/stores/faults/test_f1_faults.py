@@ -15,7 +15,7 @@ from attrs import define, field
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.stores.cache_file import LoadStatus, read_cache_file, save_cache_file, sweep_directory
-from orchestrator.stores.files.atomic_file import FileOperations, SaveError, close_quietly
+from orchestrator.stores.files.atomic_file import SaveError, close_quietly, files, files_through
 from orchestrator.stores.files.fault_injection import (
     FAILURES,
     Fault,
@@ -57,7 +57,8 @@ def run_case(situation: Situation, directory: Path, operations: FaultyFileOperat
     promised = replaced = False
     wrong: list[str] = []
     try:
-        promised = situation.act(device, path, operations)
+        with files_through(operations):
+            promised = situation.act(device, path)
     except SaveError as error:
         replaced = error.replaced
     except OrchestratorError:
@@ -171,17 +172,17 @@ def test_a_file_that_is_written_in_place_is_found(fast_path: Path, monkeypatch: 
     assert any("neither the old nor the new" in each for each in violations.found)
 
 
-def _write_in_place(path: Path, chunks: tuple[bytes, ...], operations: FileOperations) -> int:
+def _write_in_place(path: Path, chunks: tuple[bytes, ...]) -> int:
     descriptor = None
     try:
-        descriptor = operations.open_lock(path)
-        operations.truncate(descriptor)
-        return sum(operations.write(descriptor, memoryview(chunk)) for chunk in chunks)
+        descriptor = files().open_lock(path)
+        files().truncate(descriptor)
+        return sum(files().write(descriptor, memoryview(chunk)) for chunk in chunks)
     except OSError as error:
         raise SaveError(path, "write", str(error)) from error
     finally:
         if descriptor is not None:
-            close_quietly(descriptor, operations)
+            close_quietly(descriptor)
 
 
 def test_a_temporary_that_is_never_swept_is_found(fast_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 from attrs import define, field, frozen
 
 from orchestrator.stores.cache_file import load_into_cache, save_cache_file, save_merged, sweep_directory
-from orchestrator.stores.files.atomic_file import FileOperations, temporary_of
+from orchestrator.stores.files.atomic_file import files, files_through, temporary_of
 from tests.campaigns import STRIDE
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.model_disk import Files, ModelDisk, crash_states
@@ -40,25 +41,19 @@ MANY: Keys = frozenset(range(100, 109))
 FEW: Keys = frozenset({300})
 
 
-def save(keys: Keys) -> Callable[[ModelDisk], None]:
-    def act(disk: ModelDisk) -> None:
-        assert save_cache_file(PATH, IDENTITY, data_of(keys), lock_wait_s=0, operations=disk).saved_bytes
-
-    return act
+def save(keys: Keys) -> None:
+    assert save_cache_file(PATH, IDENTITY, data_of(keys), lock_wait_s=0).saved_bytes
 
 
-def merge(keys: Keys) -> Callable[[ModelDisk], None]:
-    def act(disk: ModelDisk) -> None:
-        device = strict_device()
-        assert save_merged(device, PATH, data_of(keys), lock_wait_s=0, operations=disk).saved_bytes
-        device.close()
-
-    return act
-
-
-def load(disk: ModelDisk) -> None:
+def merge(keys: Keys) -> None:
     device = strict_device()
-    load_into_cache(device, PATH, operations=disk)
+    assert save_merged(device, PATH, data_of(keys), lock_wait_s=0).saved_bytes
+    device.close()
+
+
+def load() -> None:
+    device = strict_device()
+    load_into_cache(device, PATH)
     device.close()
 
 
@@ -69,26 +64,29 @@ class Series:
     name: str
     start: Files
     before: Keys
-    steps: tuple[tuple[Callable[[ModelDisk], None], Keys], ...]
+    steps: tuple[tuple[Callable[[], None], Keys], ...]
 
 
 SERIES = (
-    Series("the first save", {DIRECTORY / "notes": b""}, NOTHING, ((save(OLD), OLD),)),
+    Series("the first save", {DIRECTORY / "notes": b""}, NOTHING, ((partial(save, OLD), OLD),)),
     Series(
-        "three saves", {PATH: file_of(OLD)}, OLD, ((save(MANY), MANY), (save(OURS), OURS), (save(OLD), OLD))
+        "three saves",
+        {PATH: file_of(OLD)},
+        OLD,
+        ((partial(save, MANY), MANY), (partial(save, OURS), OURS), (partial(save, OLD), OLD)),
     ),
     Series(
         "saves, loads and merges",
         {PATH: file_of(OLD)},
         OLD,
         (
-            (merge(OURS), UNION),
+            (partial(merge, OURS), UNION),
             (load, UNION),
             (load, UNION),
-            (merge(FEW), UNION | FEW),
+            (partial(merge, FEW), UNION | FEW),
             (load, UNION | FEW),
-            (merge(MANY), UNION | FEW | MANY),
-            (save(OURS), OURS),
+            (partial(merge, MANY), UNION | FEW | MANY),
+            (partial(save, OURS), OURS),
         ),
     ),
 )
@@ -109,7 +107,8 @@ def run_suite(series: Iterable[Series] = SERIES, *, stop_at_first: bool = False)
         # (length of the record when it was acknowledged, what a load gives from then on)
         acknowledged = [(0, one.before)]
         for act, gives in one.steps:
-            act(disk)
+            with files_through(disk):
+                act()
             acknowledged.append((len(disk.events), gives))
         assert disk.open_descriptors == frozenset()
         judged: dict[frozenset[tuple[Path, bytes]], tuple[Keys, list[str]]] = {}
@@ -135,15 +134,16 @@ def _next_start(state: Files) -> tuple[Keys, list[str]]:
     if disk.files.keys() != state.keys() or not any(path.parent == DIRECTORY for path in state):
         return NOTHING, []
     device = strict_device()
-    cache, _ = load_into_cache(device, PATH, operations=disk)
-    keys = keys_in(device.pipeline_cache_data(cache).data)
-    device.close()
-    wrong = []
-    sweep_directory(DIRECTORY, operations=disk)
-    if left := [path.name for path in disk.files if path.name.startswith(".")]:
-        wrong.append(f"left after a sweep: {left}")
-    if not save_cache_file(PATH, IDENTITY, data_of(OURS), lock_wait_s=0, operations=disk).saved_bytes:
-        wrong.append("a later save does not work")
+    with files_through(disk):
+        cache, _ = load_into_cache(device, PATH)
+        keys = keys_in(device.pipeline_cache_data(cache).data)
+        device.close()
+        wrong = []
+        sweep_directory(DIRECTORY)
+        if left := [path.name for path in disk.files if path.name.startswith(".")]:
+            wrong.append(f"left after a sweep: {left}")
+        if not save_cache_file(PATH, IDENTITY, data_of(OURS), lock_wait_s=0).saved_bytes:
+            wrong.append("a later save does not work")
     return keys, wrong
 
 
@@ -177,14 +177,14 @@ def test_a_sync_that_is_left_out_is_found(broken: type[ModelDisk], monkeypatch: 
 def test_a_rename_before_the_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Test of the test."""
 
-    def rename_first(path: Path, chunks: Iterable[bytes], operations: FileOperations) -> int:
+    def rename_first(path: Path, chunks: Iterable[bytes]) -> int:
         temporary = temporary_of(path)
-        descriptor = operations.open_new(temporary)
-        written = sum(operations.write(descriptor, memoryview(chunk)) for chunk in chunks)
-        operations.rename(temporary, path)
-        operations.fsync(descriptor)
-        operations.close(descriptor)
-        operations.sync_directory(path.parent)
+        descriptor = files().open_new(temporary)
+        written = sum(files().write(descriptor, memoryview(chunk)) for chunk in chunks)
+        files().rename(temporary, path)
+        files().fsync(descriptor)
+        files().close(descriptor)
+        files().sync_directory(path.parent)
         return written
 
     monkeypatch.setattr("orchestrator.stores.cache_file.write_atomically", rename_first)

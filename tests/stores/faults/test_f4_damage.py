@@ -19,7 +19,7 @@ from orchestrator.stores.cache_file import (
     PipelineCachePrefixHeader,
     load_into_cache,
 )
-from orchestrator.stores.files.atomic_file import content_hash128
+from orchestrator.stores.files.atomic_file import content_hash128, files_through
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.inspection import inspect_cache_file
 from tests.campaigns import STRIDE
@@ -81,7 +81,8 @@ def accepted(content: bytes, *, with_previous: bool) -> Keys:
     if with_previous:
         disk = ModelDisk.holding({PATH: content, previous_path(PATH): file_of(OLDER)})
     device = strict_device()
-    cache, result = load_into_cache(device, PATH, operations=disk)
+    with files_through(disk):
+        cache, result = load_into_cache(device, PATH)
     found = keys_in(device.pipeline_cache_data(cache).data)
     device.close()
     assert disk.open_descriptors == frozenset()

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from orchestrator.stores.cache_file import save_cache_file, sweep_directory
+from orchestrator.stores.files.atomic_file import files_through
 from orchestrator.stores.files.fault_injection import Fault, FaultyFileOperations
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.operations_under_test import SITUATIONS, Situation
@@ -23,7 +24,8 @@ def cancelled(situation: Situation, directory: Path, at: int) -> FaultyFileOpera
     operations = FaultyFileOperations(Fault.INTERRUPTED, at)
     where = f"{situation.name}, call {at}"
     try:
-        situation.act(device, path, operations)
+        with files_through(operations):
+            situation.act(device, path)
     except KeyboardInterrupt:
         assert operations.fired, where
     assert operations.open_descriptors == frozenset(), where

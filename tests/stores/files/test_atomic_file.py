@@ -17,6 +17,7 @@ from orchestrator.stores.files.atomic_file import (
     SaveError,
     TooLargeError,
     ensure_directory,
+    files_through,
     read_capped,
     read_capped_parts,
     write_atomically,
@@ -35,7 +36,8 @@ NEW = b"new content in chunks"
 
 def test_writes_the_chunks_beside_the_file(tmp_path: Path) -> None:
     operations = FaultyFileOperations()
-    assert write_atomically(tmp_path / "file", CHUNKS, operations) == len(NEW)
+    with files_through(operations):
+        assert write_atomically(tmp_path / "file", CHUNKS) == len(NEW)
     assert (tmp_path / "file").read_bytes() == NEW
     assert operations.calls[0].path is not None
     assert operations.calls[0].path.parent == tmp_path
@@ -48,8 +50,8 @@ def test_an_exception_in_the_content_leaves_nothing_behind(tmp_path: Path) -> No
 
     operations = FaultyFileOperations()
     (tmp_path / "file").write_bytes(OLD)
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(tmp_path / "file", chunks(), operations)
+    with files_through(operations), pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "file", chunks())
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
     assert (tmp_path / "file").read_bytes() == OLD
     assert operations.open_descriptors == frozenset()
@@ -74,15 +76,16 @@ class LyingOperations(FileOperations):
 
 def test_a_file_that_is_shorter_than_what_was_written_is_not_renamed(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(OLD)
-    with pytest.raises(SaveError, match="the size failed: 21 bytes were written, but the file has 20"):
-        write_atomically(tmp_path / "file", CHUNKS, LyingOperations(lost=1))
+    said = "the size failed: 21 bytes were written, but the file has 20"
+    with files_through(LyingOperations(lost=1)), pytest.raises(SaveError, match=said):
+        write_atomically(tmp_path / "file", CHUNKS)
     assert (tmp_path / "file").read_bytes() == OLD
     assert temporaries(tmp_path) == []
 
 
 def test_a_write_that_takes_nothing_ends(tmp_path: Path) -> None:
-    with pytest.raises(SaveError, match="took none of the"):
-        write_atomically(tmp_path / "file", CHUNKS, LyingOperations(taken=0))
+    with files_through(LyingOperations(taken=0)), pytest.raises(SaveError, match="took none of the"):
+        write_atomically(tmp_path / "file", CHUNKS)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -92,26 +95,33 @@ def test_a_missing_directory_is_an_error_with_its_cause(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SaveError, match="the file system is full; what was there before is unchanged"):
-        write_atomically(tmp_path / "file", CHUNKS, FaultyFileOperations(Fault.ENOSPC, 1))
+    said = "the file system is full; what was there before is unchanged"
+    with files_through(FaultyFileOperations(Fault.ENOSPC, 1)), pytest.raises(SaveError, match=said):
+        write_atomically(tmp_path / "file", CHUNKS)
 
 
 def test_a_failed_directory_sync_says_that_the_new_file_is_there(tmp_path: Path) -> None:
-    with pytest.raises(SaveError, match="a power loss now may lose it") as caught:
-        write_atomically(tmp_path / "file", CHUNKS, FaultyFileOperations(Fault.EIO_ONCE, 8))
+    said = "a power loss now may lose it"
+    with (
+        files_through(FaultyFileOperations(Fault.EIO_ONCE, 8)),
+        pytest.raises(SaveError, match=said) as caught,
+    ):
+        write_atomically(tmp_path / "file", CHUNKS)
     assert caught.value.replaced
     assert (tmp_path / "file").read_bytes() == NEW
 
 
 def test_directories_are_created_privately_and_synced(tmp_path: Path) -> None:
     operations = FaultyFileOperations()
-    ensure_directory(tmp_path / "a" / "b", operations)
+    with files_through(operations):
+        ensure_directory(tmp_path / "a" / "b")
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
     synced = [call.path for call in operations.calls if call.name == "sync_directory"]
     assert synced == [tmp_path, tmp_path / "a"]
     again = FaultyFileOperations()
-    ensure_directory(tmp_path / "a" / "b", again)
+    with files_through(again):
+        ensure_directory(tmp_path / "a" / "b")
     assert [call.name for call in again.calls] == ["stat"]
 
 
@@ -129,7 +139,8 @@ def test_another_process_creating_the_directory_first_is_no_error(tmp_path: Path
             super().make_directory(directory)
             super().make_directory(directory)
 
-    ensure_directory(tmp_path / "a" / "b", Raced())
+    with files_through(Raced()):
+        ensure_directory(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
 
 
@@ -169,7 +180,8 @@ def test_short_reads_are_continued(tmp_path: Path) -> None:
             return super().read(descriptor, min(size, 3))
 
     (tmp_path / "file").write_bytes(NEW)
-    assert read_capped_parts(tmp_path / "file", 8, 21, ByteWise()) == (NEW[:8], NEW[8:])
+    with files_through(ByteWise()):
+        assert read_capped_parts(tmp_path / "file", 8, 21) == (NEW[:8], NEW[8:])
 
 
 @define
@@ -182,9 +194,10 @@ class GrowingOperations(FileOperations):
 
 def test_a_file_that_grows_while_it_is_read_stays_under_the_cap(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(NEW)
-    assert read_capped(tmp_path / "file", 100, GrowingOperations()) == NEW
-    with pytest.raises(TooLargeError, match="grew beyond the 10 bytes"):
-        read_capped(tmp_path / "file", 10, GrowingOperations())
+    with files_through(GrowingOperations()):
+        assert read_capped(tmp_path / "file", 100) == NEW
+        with pytest.raises(TooLargeError, match="grew beyond the 10 bytes"):
+            read_capped(tmp_path / "file", 10)
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o777, 0o600)])
@@ -228,8 +241,8 @@ def test_a_head_that_is_refused_ends_the_read(tmp_path: Path) -> None:
     def refuse(head: bytes, size: int) -> None:
         raise LookupError(len(head), size)
 
-    with pytest.raises(LookupError) as caught:
-        read_capped_parts(path, 128, 1 << 20, Counting(), accept=refuse)
+    with files_through(Counting()), pytest.raises(LookupError) as caught:
+        read_capped_parts(path, 128, 1 << 20, accept=refuse)
     assert caught.value.args == (128, 1 << 16)
     assert sum(asked) <= 1 << 16
 
@@ -242,5 +255,5 @@ def test_a_file_for_which_memory_does_not_suffice_is_unreadable(tmp_path: Path) 
         def read(self, descriptor: int, size: int) -> bytes:
             raise MemoryError
 
-    with pytest.raises(ReadError, match="not enough memory for its 1 bytes"):
-        read_capped(path, 100, Short())
+    with files_through(Short()), pytest.raises(ReadError, match="not enough memory for its 1 bytes"):
+        read_capped(path, 100)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
+from orchestrator.stores.files.atomic_file import FileOperations
 from orchestrator.stores.files.fault_injection import FaultyFileOperations
 from tests.stores.faults.model_disk import ModelDisk
 
@@ -24,9 +24,9 @@ def test_only_a_file_system_without_directory_sync_is_no_failure(
 
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(OSError) if number == errno.EIO else nullcontext():
-        REAL_FILE_OPERATIONS.sync_directory(tmp_path)
+        FileOperations().sync_directory(tmp_path)
     with pytest.raises(OSError) as caught:
-        REAL_FILE_OPERATIONS.fsync(0)
+        FileOperations().fsync(0)
     assert caught.value.errno == number
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.stores.cache_file import LoadStatus, load_into_cache, read_cache_file, save_cache_file
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, SaveError
+from orchestrator.stores.files.atomic_file import FileOperations, SaveError, files_through
 from orchestrator.stores.files.recovery import counted_load, previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
 from tests.stores.faults.sets import (
@@ -25,8 +25,8 @@ from tests.stores.faults.sets import (
 )
 
 
-def save(path: Path, keys: Keys, operations: FileOperations | None = None) -> None:
-    report = save_cache_file(path, IDENTITY, data_of(keys), operations=operations or FileOperations())
+def save(path: Path, keys: Keys) -> None:
+    report = save_cache_file(path, IDENTITY, data_of(keys))
     assert report.saved_bytes
     assert report.leftovers == ()
 
@@ -107,7 +107,8 @@ def test_a_file_system_without_links_keeps_a_copy(tmp_path: Path) -> None:
 
     path = path_in(tmp_path)
     save(path, OLDER)
-    save(path, OLD, NoLinks())
+    with files_through(NoLinks()):
+        save(path, OLD)
     assert readable(path) == [OLD, OLDER]
     assert path.stat().st_nlink == previous_path(path).stat().st_nlink == 1
     assert previous_path(path).stat().st_mode & 0o777 == 0o600
@@ -120,8 +121,8 @@ def test_a_previous_one_that_cannot_be_kept_ends_the_save(tmp_path: Path) -> Non
 
     path = path_in(tmp_path)
     save(path, OLDER)
-    with pytest.raises(SaveError, match="keeping the previous generation failed"):
-        save(path, OLD, Broken())
+    with files_through(Broken()), pytest.raises(SaveError, match="keeping the previous generation failed"):
+        save(path, OLD)
     assert readable(path) == [OLDER]
 
 
@@ -135,7 +136,8 @@ def test_what_cannot_be_read_does_not_become_the_previous_one(tmp_path: Path) ->
                 raise OSError(errno.EIO, "unreadable")
             return super().open_existing(path)
 
-    save(path, OURS, Unreadable())
+    with files_through(Unreadable()):
+        save(path, OURS)
     assert readable(path) == [OURS]
     assert not previous_path(path).exists()
 
@@ -145,7 +147,7 @@ def test_a_load_of_another_process_keeps_the_previous_one(tmp_path: Path) -> Non
     save(path, OLDER)
     save(path, OLD)
     data_hash = read_cache_file(path, IDENTITY).data_hash
-    with counted_load(path, data_hash, 1, REAL_FILE_OPERATIONS):
+    with counted_load(path, data_hash, 1):
         # Its driver may yet die of the current one.
         assert loaded_keys(path) == (OLD, LoadStatus.LOADED)
         assert readable(path) == [OLD, OLDER]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.stores.files.atomic_file import files_through
 from orchestrator.stores.files.fault_injection import FaultyFileOperations
 from orchestrator.stores.files.recovery import QuarantineError, quarantine_file
 
@@ -43,7 +44,8 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
 def test_both_names_of_a_moved_file_are_made_to_last(tmp_path: Path) -> None:
     operations = FaultyFileOperations()
     (tmp_path / "file").write_bytes(b"content")
-    moved = quarantine_file(tmp_path / "file", operations)
+    with files_through(operations):
+        moved = quarantine_file(tmp_path / "file")
     names = [call.name for call in operations.calls]
     after = operations.calls[names.index("rename") + 1 :]
     synced = {call.path for call in after if call.name == "sync_directory"}

@@ -13,6 +13,7 @@ from orchestrator.stores.files.atomic_file import (
     FileOperations,
     FileStatus,
     distrust_directory,
+    files_through,
 )
 from tests.stores.faults.sets import (
     IDENTITY,
@@ -81,7 +82,8 @@ def test_a_directory_that_is_everybodys_need_not_be_ones_own(tmp_path: Path) -> 
     tmp_path.chmod(0o1777)
     path = path_in(tmp_path)
     path.write_bytes(file_of(OLD))
-    reason = distrust_directory(tmp_path, SomebodyElse())
+    with files_through(SomebodyElse()):
+        reason = distrust_directory(tmp_path)
     assert reason is not None
     assert reason.endswith("mend: use a directory of your own")
 
@@ -90,7 +92,8 @@ def test_another_owner_is_refused(tmp_path: Path) -> None:
     path = path_in(tmp_path)
     path.write_bytes(file_of(OLD))
     user = path.stat().st_uid
-    result = read_cache_file(path, IDENTITY, operations=SomebodyElse())
+    with files_through(SomebodyElse()):
+        result = read_cache_file(path, IDENTITY)
     assert result.status is LoadStatus.UNTRUSTED_PERMISSIONS
     assert result.detail == (
         f"the file {path} belongs to user {user} and not to user {user + 1}, who runs this; "
@@ -108,7 +111,8 @@ class OfSomeUser(FileOperations):
 def test_a_file_of_another_user_stays_that_users(tmp_path: Path) -> None:
     path = path_in(tmp_path)
     path.write_bytes(file_of(OLD))
-    detail = read_cache_file(path, IDENTITY, operations=OfSomeUser()).detail
+    with files_through(OfSomeUser()):
+        detail = read_cache_file(path, IDENTITY).detail
     assert detail.endswith("mend: run this as user 7, or use a directory of your own")
 
 
@@ -122,7 +126,8 @@ class WithoutModes(FileOperations):
 def test_where_no_modes_are_kept_chmod_is_no_advice(tmp_path: Path) -> None:
     path = path_in(tmp_path)
     path.write_bytes(file_of(OLD))
-    detail = read_cache_file(path, IDENTITY, operations=WithoutModes()).detail
+    with files_through(WithoutModes()):
+        detail = read_cache_file(path, IDENTITY).detail
     assert "(mode 0777); mend: use a directory on another file system, or mount this one, which" in detail
     assert f"uid={os.geteuid()},umask=077" in detail
     assert "chmod" not in detail

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from orchestrator.stores.cache_file import save_cache_file
-from orchestrator.stores.files.atomic_file import FileOperations, SaveError
+from orchestrator.stores.files.atomic_file import FileOperations, SaveError, files_through
 from orchestrator.stores.files.writer_lock import lock_path, writer_lock
 from tests.drivers import REPOSITORY
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, path_in, readable
+
+SLEEP = "orchestrator.stores.files.writer_lock.time.sleep"
 
 HOLDING = """
 import sys, time
@@ -52,12 +54,13 @@ def test_one_has_it(tmp_path: Path) -> None:
     assert lock_path(path).stat().st_mode & 0o777 == 0o600
 
 
-def test_another_process_is_waited_for_and_named(tmp_path: Path) -> None:
+def test_another_process_is_waited_for_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = path_in(tmp_path)
     save_cache_file(path, IDENTITY, data_of(OLD))
     process = held_elsewhere(path)
     pauses: list[float] = []
-    with writer_lock(path, wait_s=1.0, pause=pauses.append) as held:
+    monkeypatch.setattr(SLEEP, pauses.append)
+    with writer_lock(path, wait_s=1.0) as held:
         assert not held
     assert sum(pauses) == pytest.approx(1.0)
     report = save_cache_file(path, IDENTITY, data_of(OURS), lock_wait_s=0)
@@ -69,7 +72,7 @@ def test_another_process_is_waited_for_and_named(tmp_path: Path) -> None:
     assert save_cache_file(path, IDENTITY, data_of(OURS), lock_wait_s=0).saved_bytes
 
 
-def test_it_is_had_once_the_other_one_is_done(tmp_path: Path) -> None:
+def test_it_is_had_once_the_other_one_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file"
     other = writer_lock(path)
     assert other.__enter__()
@@ -81,7 +84,8 @@ def test_it_is_had_once_the_other_one_is_done(tmp_path: Path) -> None:
         if turns == 3:
             other.__exit__(None, None, None)
 
-    with writer_lock(path, pause=pause) as held:
+    monkeypatch.setattr(SLEEP, pause)
+    with writer_lock(path) as held:
         assert held
     assert turns == 3
 
@@ -100,8 +104,7 @@ def test_a_lock_file_that_was_removed_is_not_held(tmp_path: Path) -> None:
                 lock_path(path).unlink()
             return super().try_lock(descriptor)
 
-    operations = Removing()
-    with writer_lock(path, operations, pause=lambda _: None) as held:
+    with files_through(Removing()), writer_lock(path) as held:
         assert held
         with writer_lock(path, wait_s=0) as second:
             assert not second
@@ -114,7 +117,8 @@ def test_a_file_system_without_locks_is_written_all_the_same(tmp_path: Path, num
             raise OSError(number, os.strerror(number))
 
     path = path_in(tmp_path)
-    assert save_cache_file(path, IDENTITY, data_of(OLD), operations=NoLocks()).saved_bytes
+    with files_through(NoLocks()):
+        assert save_cache_file(path, IDENTITY, data_of(OLD)).saved_bytes
     assert readable(path) == [OLD]
 
 
