@@ -58,11 +58,10 @@ from orchestrator.devices.opening import open_for_child
 from orchestrator.devices.request import PIPELINE_BINARIES
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.run.binaries import HeldPipelines
-from orchestrator.run.compile import with_features
 from orchestrator.run.compile_schedule import CompileSchedule, describe
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.keeping import RecordedCosts
-from orchestrator.run.openers import ProfiledOpener, QuarantinedSet
+from orchestrator.run.openers import ProfiledOpener, QuarantinedSet, with_features
 from orchestrator.run.options import (
     BATCH_LIMIT,
     PipelineKeyUse,

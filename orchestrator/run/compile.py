@@ -14,47 +14,31 @@ from __future__ import annotations
 
 import importlib
 import os
-import platform
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Final, TypeVar
 
-import msgspec
 import numpy as np
 import trio
 from attrs import define, field
 from outcome import Outcome, capture
 
-from orchestrator.devices.device import (
-    Device,
-    PreparedPipelines,
-)
-from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.modes import CacheMode
-from orchestrator.devices.opening import open_device
 from orchestrator.devices.request import (
-    CACHE_CONTROL,
-    EXECUTABLE_INFO,
-    PIPELINE_BINARIES,
-    SHADER_MODULE_IDENTIFIERS,
     DeviceRequest,
-    Feature,
 )
 from orchestrator.errors import DriverError, expect, shown
 from orchestrator.process import StageClock
-from orchestrator.registry import registry
-from orchestrator.run.compile_schedule import CompileSchedule, recompiled_note
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.first_error import first_error
-from orchestrator.run.identification import Identification
-from orchestrator.run.keeping import CompileCache, GroupCache, RecordedCosts
+from orchestrator.run.groups import GroupRun, SetGroups
+from orchestrator.run.keeping import CompileCache, GroupCache
 from orchestrator.run.limits import has_memory
-from orchestrator.run.openers import ProfiledOpener, QuarantinedSet, key_notes
+from orchestrator.run.openers import key_notes
 from orchestrator.run.options import (
     COMPILE_DEFAULTS,
     NO_WORKER_CACHES,
@@ -66,28 +50,14 @@ from orchestrator.run.options import (
 )
 from orchestrator.run.planning import CompilePlan
 from orchestrator.run.records import (
-    CREATED_CODES,
     CompileReport,
-    DamageRecord,
-    DeviceRecord,
-    GroupRecord,
-    Hash,
-    OutcomeStatus,
     OutcomeTable,
     ProcessClock,
     Progress,
     ProgressCallback,
-    RunReport,
     Savings,
-    SetRecord,
     Stage,
-    SubsetRecord,
-    Tally,
-    Timing,
-    Versions,
-    problem_outcomes,
 )
-from orchestrator.run.statistics import StatisticsSource
 from orchestrator.run.steering import Settlement, Steering
 from orchestrator.run.vetting import vet
 from orchestrator.sets.image.built import BuiltImage
@@ -105,7 +75,6 @@ from orchestrator.sets.records import FeatureGroup, PipelineJob
 from orchestrator.stores.cache_file import LoadStatus, sweep_directory
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.run_notes import CompiledGroup, add_feature_groups
-from orchestrator.version import VERSION
 
 _STEPS: Final = {
     "open": ("open", "opening the device"),
@@ -146,64 +115,33 @@ class _Opening:
 
 
 @define(eq=False)
-class _GroupRun:
-    """The run of a group, as far as it came; with a report it came to its end."""
-
-    device: Device
-    prepared: PreparedPipelines
-    identified: IdentifiedModules | None
-    cache: GroupCache
-    statistics: StatisticsSource | None  # what pipelines are created from instead, where that is asked for
-    costs: RecordedCosts = field(init=False)
-    schedule: CompileSchedule = field(init=False)
-    report: RunReport | None = field(default=None, init=False)
-
-    def learn(self, report: RunReport, *, continues: bool) -> list[str]:
-        """Record what pipelines cost; gives what a reader of the report must know."""
-        schedule, notes = self.schedule, list[str]()
-        if self.cache.was_there and not continues and self.device.features.creation_feedback:
-            compiled, found = (report.pipelines.status == code for code in CREATED_CODES)
-            place = "store of binaries" if self.cache.mode is CacheMode.BINARIES else "cache"
-            again = recompiled_note(schedule.image, compiled, found, schedule.recorded_ns, place=place)
-            notes += filter(None, [again])
-        if not self.cache.is_lost:
-            self.costs.learn(report.pipelines.keys, schedule.compile_times(report))
-        return [*notes, *self.costs.notes, *schedule.notes]
-
-
-@define(eq=False)
 class CompileJob:
     """One compile; see `compile_set`. Its methods run in the trio thread; what blocks goes to a thread."""
 
-    quarantined: QuarantinedSet
-    options: CompileOptions
-    cache: CompileCache
-    opener: ProfiledOpener
+    groups: SetGroups
     on_stage: Callable[[str], None]
     on_progress: ProgressCallback
     clock: StageClock
     steering: Steering
-    identification: Identification | None = None
+    options: CompileOptions = field(init=False)
+    cache: CompileCache = field(init=False)
     source: PipelineSet = field(init=False)
     _plan: CompilePlan = field(init=False)
-    _tally: Tally = field(init=False)
-    _device: Device | None = None
     _waiting: deque[_Waiting] = field(factory=deque)
     _ahead: _Opening | None = None
-    _groups: list[tuple[FeatureGroup, GroupRecord]] = field(factory=list)
     _beside: frozenset[PipelineJob] = frozenset()
     _has_refused: bool = False
     _untried: int = 0
     _cancelled: int = 0
     _savings: Savings = field(factory=Savings)
     _stages: list[Stage] = field(factory=list)
-    _notes: list[str] = field(factory=list)
     _begun: trio.Event = field(factory=trio.Event)
 
     def __attrs_post_init__(self) -> None:
-        self.source = self.quarantined.source
+        self.options, self.cache = self.groups.options, self.groups.cache
+        self.source = self.groups.quarantined.source
         self._plan = CompilePlan(self.source, self.options, self.cache.directory)
-        self._tally = Tally(started_ns=self.steering.started_ns)
+        self.groups.tally.started_ns = self.steering.started_ns
 
     async def run(self) -> None:
         """Compile all groups; raises what `compile_set` does."""
@@ -214,7 +152,7 @@ class CompileJob:
         try:
             with first_error():
                 async with trio.open_nursery() as beside:
-                    while self._waiting and (self._device is None or not self._is_over):
+                    while self._waiting and (self.groups.device is None or not self._is_over):
                         await self._run_group(self._waiting.popleft(), beside)
                     self._begun.set()
         finally:
@@ -239,11 +177,11 @@ class CompileJob:
             else plan.groups
         )
         groups = [_group(each) for each in self._waiting]
-        self._tally.total = sum(len(self.options.subset.of(each.pipelines)) for each in groups)
+        self.groups.tally.total = sum(len(self.options.subset.of(each.pipelines)) for each in groups)
 
     async def _leave_plan(self, waiting: _Waiting, why: str) -> None:
         self._plan.outdated(why)
-        if self._device is None:
+        if self.groups.device is None:
             await self._find_groups()
         else:
             self._waiting = deque(_group(each) for each in (waiting, *self._waiting))
@@ -273,16 +211,16 @@ class CompileJob:
         for path, loaded in self.cache.loads.items():
             groups = [
                 CompiledGroup(group.request, each.pipelines)
-                for group, each in self._groups
+                for group, each in self.groups.groups
                 if each.pipelines and each.cache_file == path
             ]
             if not path.is_file():
                 continue  # nothing was saved
             try:
                 if lost := add_feature_groups(path, groups, anew=loaded.status is not LoadStatus.LOADED):
-                    self._notes.append(f"what earlier runs made the cache file for is lost: {lost}")
+                    self.groups.notes.append(f"what earlier runs made the cache file for is lost: {lost}")
             except SaveError as error:
-                self._notes.append(f"what the cache file was made for was not noted: {error}")
+                self.groups.notes.append(f"what the cache file was made for was not noted: {error}")
 
     # --- one group
 
@@ -292,7 +230,7 @@ class CompileJob:
 
     @property
     def _time_left_s(self) -> float | None:
-        return self.options.left_s(sum(each.timing.wall_ns for each in self._tally.runs) / 1e9)
+        return self.options.left_s(sum(each.timing.wall_ns for each in self.groups.tally.runs) / 1e9)
 
     @property
     def _is_over(self) -> bool:
@@ -300,19 +238,18 @@ class CompileJob:
 
     def _opening(self, waiting: _Waiting, beside: trio.Nursery, during: _During) -> _Opening:
         if isinstance(waiting, PlannedGroup):
-            chunks = planned_group(waiting, self.opener, left_out=self.source.left_out, during=during)
+            chunks = planned_group(waiting, self.groups.opener, left_out=self.source.left_out, during=during)
         else:
             subset, needs = self.options.subset, self.options.needs
-            chunks = opened_group(
-                self.source, waiting, self.opener, subset=subset, needs=needs, during=during
-            )
+            opener = self.groups.opener
+            chunks = opened_group(self.source, waiting, opener, subset=subset, needs=needs, during=during)
         opening = _Opening(chunks)
         beside.start_soon(opening.run)
         return opening
 
     def _go_on_beside(self, beside: trio.Nursery) -> None:
         self._begun.set()
-        may_be = self.options.opens_ahead and self.identification is None and not self._is_over
+        may_be = self.options.opens_ahead and self.groups.identification is None and not self._is_over
         if self._waiting and may_be and has_memory():
             self._ahead = self._opening(self._waiting[0], beside, self._during_step_ahead)
 
@@ -320,10 +257,10 @@ class CompileJob:
         self.clock.enter("open")
         opening, self._ahead = self._ahead, None
         if opening is None:
-            if not (self._groups or isinstance(waiting, PlannedGroup)):
+            if not (self.groups.groups or isinstance(waiting, PlannedGroup)):
                 beside.start_soon(trio.to_thread.run_sync, _import_decoding)
             opening = self._opening(waiting, beside, self._during_step)
-        run: _GroupRun | None = None
+        run: GroupRun | None = None
         try:
             try:
                 opened = await opening.opened()
@@ -331,12 +268,13 @@ class CompileJob:
                 await self._leave_plan(waiting, str(error))
                 return
             except DriverError as error:
-                if self._device is None and not self._waiting:
+                if self.groups.device is None and not self._waiting:
                     raise
                 self._refuse_group(_group(waiting), error)
                 return
             image = await self._take_group(opened, beside)
-            run = await trio.to_thread.run_sync(self._prepare, opened, image)
+            make_ready = partial(self.groups.make_ready, during=self._during_step)
+            run = await trio.to_thread.run_sync(make_ready, opened, image)
             if (problem := run.cache.problem) is not None and self.options.save_needed:
                 raise problem
             self.on_stage(
@@ -352,36 +290,28 @@ class CompileJob:
                 reasons, application = run.report.pipelines.reasons, opened.group.request.application
                 name = shown(application.application_name or "an application without a name")
                 reasons |= {row: f"{reason} ({name})" for row, reason in reasons.items()}
-            self._tally.take_run(run.report, self._beside)
-            self._notes += run.report.notes
+            self.groups.tally.take_run(run.report, self._beside)
+            self.groups.notes += run.report.notes
 
     def _refuse_group(self, group: FeatureGroup, error: DriverError) -> None:
-        jobs = self.options.subset.of(group.pipelines)
-        reason = f"the driver gives no device as this application asks for it: {error}"
-        failed = [OutcomeStatus.FAILED] * len(jobs)
-        self._leave_out(OutcomeTable.of(jobs, failed, [reason] * len(jobs)))
+        self.groups.refuse(group, error)
         self._has_refused = True
         if not self._waiting:
             self._plan.give_turn()
 
     async def _take_group(self, opened: OpenedGroup, beside: trio.Nursery) -> CreateInfoImage:
         group, built, device = opened.group, opened.built, opened.device  # without what was split off
-        self._device = device
+        self.groups.take(opened)
         await self._take_decoded(opened, beside)
-        directory, count = self.cache.directory, len(built.image)
-        path = None if directory is None else self.cache.path_of(directory, device)
-        self._groups.append((group, GroupRecord.of(group, count, path)))
-        if count and (profile := self.opener.profile(device)) is not None:
-            self._notes += key_notes(profile, group, device, built.image)
-        if count and group.added:
-            self._notes.append(
+        if len(built.image) and (profile := self.groups.opener.profile(device)) is not None:
+            self.groups.notes += key_notes(profile, group, device, built.image)
+        if len(built.image) and group.added:
+            self.groups.notes.append(
                 f"{len(group.pipelines)} of the pipelines need what no application is recorded to have "
                 f"enabled: {', '.join(group.added)}; they are compiled on a device that has it. The "
                 "application finds them only if it enables the same, or if this driver's keys do not depend "
                 "on it"
             )
-        self._leave_out(problem_outcomes(built))
-        self.quarantined.take(built.problems)
         self._beside = built.dependencies
         if self.options.spirv_val is not ModulePolicy.OFF:
             built = await self._vet(group.request, built)
@@ -403,8 +333,8 @@ class CompileJob:
                 try_pipelines=self.steering.try_pipelines,
                 stop=self.steering.stop,
             )
-        self._notes += vetted.notes
-        self._leave_out(vetted.left_out, leaving=built.dependencies)
+        self.groups.notes += vetted.notes
+        self.groups.leave_out(vetted.left_out, leaving=built.dependencies)
         self._untried += len(vetted.untried)
         out = {each.job for each in vetted.left_out} | vetted.untried
         if not out:
@@ -412,42 +342,23 @@ class CompileJob:
         rows = [index for index in range(len(image)) if job_of(image, index) in out]
         return await self._timed("prepare", lambda: rest_of(built, rows))
 
-    def _prepare(self, opened: OpenedGroup, image: CreateInfoImage) -> _GroupRun:
-        device, journal, code = opened.device, self.options.statistics_journal, self.options.statistics_code
-        identified: IdentifiedModules | None = None
-        if self.identification is not None:
-            with self._during_step("identifiers"):
-                identified = self.identification.begin(device, image)
-        on_demand = self.cache.mode_on(device, image.keys) is CacheMode.BINARIES
-        with self._during_step("prepare"):
-            prepared = device.prepare(identified or image, modules_on_demand=on_demand)
-        with self._during_step("cache_load"):
-            request = opened.group.request
-            statistics = StatisticsSource.of(device, request, Path(journal), code=code) if journal else None
-            return _GroupRun(device, prepared, identified, self.cache.open(device, image.keys), statistics)
-
-    async def _run_pipelines(self, run: _GroupRun, beside: trio.Nursery) -> None:
+    async def _run_pipelines(self, run: GroupRun, beside: trio.Nursery) -> None:
         cache, decision, clock = run.cache, self.cache.decision, self.clock
         options, time_left_s = self.options, self._time_left_s
         # What the caller asked for means nothing where the mode has no worker caches.
         merge = None if cache.mode in NO_WORKER_CACHES else options.merge
         clock.enter("keys")
-        run.costs = await trio.to_thread.run_sync(
-            RecordedCosts.open, self.cache.directory, run.device.identity
-        )
-        recorded_ns = run.costs.of(run.prepared.image)
-        schedule = run.schedule = CompileSchedule(
-            run.prepared,
-            cache.mode,
-            decision.workers,
-            recorded_ns,
-            held=cache.expected(recorded_ns),
+        schedule_it = partial(
+            self.groups.schedule,
+            run,
             # Warm runs are what a calibration measured its batch in.
             batch=options.batch_limit or (decision.batch if cache.warm else None),
             limit_s=time_left_s,
             steered=self.steering.steered,
             few_for_hits=decision.few_for_hits,
         )
+        await trio.to_thread.run_sync(schedule_it)
+        schedule = run.schedule
         # Where hits are expected each pipeline is looked up itself.
         use = PipelineKeyUse.OFF if options.expect_hits else options.pipeline_keys
         ask = partial(schedule.ask_keys, run.device, use, self.steering.stop)
@@ -484,39 +395,25 @@ class CompileJob:
         before_ns = report.timing.make_caches_ns + report.timing.wall_ns
         clock.move(time.perf_counter_ns() - began_ns - before_ns, "merge")
 
-    async def _close_group(self, opening: _Opening, run: _GroupRun | None) -> None:
+    async def _close_group(self, opening: _Opening, run: GroupRun | None) -> None:
         with trio.CancelScope(shield=True):
             try:
                 if run is not None:
                     self.clock.enter("save")
-                    if run.statistics is not None:
-                        run.statistics.destroy()
                     await trio.to_thread.run_sync(self._keep, run)
                     self._tell_saved(run.cache)
             finally:
                 self.clock.enter("close")
                 await opening.close()
 
-    def _keep(self, run: _GroupRun) -> None:
+    def _keep(self, run: GroupRun) -> None:
         with self._clocked("cache_save"):
             self.cache.close(run.cache, run.report)
-        identification, report = self.identification, run.report
-        if identification is not None and run.identified is not None:
-            if not self.options.expect_hits:
-                identification.keep(run.identified)
-            if report is not None and report.identifiers is not None:
-                told = identification.told(report.identifiers)
-                report = run.report = msgspec.structs.replace(report, identifiers=told)
-        if report is not None:
-            self._notes += run.learn(report, continues=self.steering.started_ns > 0)
-            self._savings += run.schedule.savings(report)
+        self.groups.keep(run, continues=self.steering.started_ns > 0)
+        if run.report is not None:
+            self._savings += run.schedule.savings(run.report)
 
     # --- what is told
-
-    def _leave_out(self, table: OutcomeTable, leaving: frozenset[PipelineJob] = frozenset()) -> None:
-        self._tally.leave_out(table, leaving)
-        if self.steering.on_settled is not None and len(table):
-            self.steering.on_settled(Settlement.of(table, np.arange(len(table))))
 
     def _tell_saved(self, cache: GroupCache) -> None:
         for path, size in cache.saved():
@@ -527,7 +424,7 @@ class CompileJob:
         cache.progress(progress.compiled)
         self._tell_saved(cache)
         self._cancelled = cancelled_before + count - progress.total
-        self.on_progress(self._tally.during(progress, len(self._beside), self._cancelled))
+        self.on_progress(self.groups.tally.during(progress, len(self._beside), self._cancelled))
 
     async def _timed(self, stage: str, work: Callable[[], _T]) -> _T:
         with self._clocked(stage):
@@ -553,55 +450,26 @@ class CompileJob:
 
     def report(self) -> CompileReport:
         """The report; after `run`."""
-        assert self._device is not None  # noqa: S101 - a set has at least one group
-        source, runs, subset = self.source, self._tally.runs, self.options.subset
-        facts, chosen = self._plan.facts, self._plan.pipelines
+        runs, facts, chosen = self.groups.tally.runs, self._plan.facts, self._plan.pipelines
         if facts is None or chosen is None:
-            facts, chosen = SetFacts.of(source), subset.of(source.pipelines)
-        modes = {each.mode for each in runs}
+            facts, chosen = SetFacts.of(self.source), self.options.subset.of(self.source.pipelines)
         is_lost = any(each.device_lost for each in runs)
         stopped = self._untried > 0 or any(each.stopped for each in runs) or bool(self._waiting)
         around = dict.fromkeys(("open_ns", "prepare_ns", "cache_load_ns", "cache_save_ns"), 0)
         for each in self._stages:
             if f"{each.name}_ns" in around and not each.overlapped:
                 around[f"{each.name}_ns"] += each.duration_ns
-        return CompileReport.of(
-            device=DeviceRecord.of(self._device.identity, features=self._device.features),
-            set=SetRecord(
-                path=source.name,
-                content_hash=Hash(facts.content_hash),
-                pipelines=chosen.counts(),
-                unique=len(chosen),
-                subset=SubsetRecord.of_set(subset, facts.pipelines),
-                applications=facts.applications,
-                groups=tuple(each for _, each in self._groups),
-                damage=tuple(map(DamageRecord.of, facts.damage)),
-            ),
-            # A driver that creates no cache gives a group another mode than the others.
-            mode=modes.pop() if len(modes) == 1 else self.cache.decision.mode,
-            workers=self.cache.decision.workers,
-            pipelines=self._tally.outcomes(chosen),
-            runs=runs,
-            cache_file=self.cache.file,
-            timing=sum((each.timing for each in runs), Timing(**around)),
+        several = f"{self._cancelled} pipelines were cancelled by commands; the next run compiles them"
+        return self.groups.report(
+            chosen,
+            facts,
             stopped=stopped,
-            notes=self._all_notes(),
-            versions=Versions(platform.python_version(), VERSION, registry().version),
+            around=around,
+            notes=[*([several] if self._cancelled else []), *self._plan.notes],
             stages=tuple(self._stages),
             clock=ProcessClock.of(self.clock),
             saved=self._savings,
             out_of_time=stopped and self.options.time_limit_s is not None and not (self._stopped or is_lost),
-        )
-
-    def _all_notes(self) -> tuple[str, ...]:
-        notes = [*self._notes]
-        if self._cancelled:
-            notes.append(
-                f"{self._cancelled} pipelines were cancelled by commands; the next run compiles them"
-            )
-        notes += [*self._plan.notes, *self.opener.notes, *self.quarantined.notes, *self.cache.notes]
-        return tuple(
-            dict.fromkeys(notes + ([] if self.identification is None else self.identification.notes))
         )
 
 
@@ -652,44 +520,15 @@ async def compile_set(
     if options.mode is CacheMode.NONE:
         directory = None
     steering = Steering.of(stop)
-    cache = CompileCache(options, directory, steering.stop, source)
-    chosen, identification = chosen_opener(options, source, opener, directory)
-    quarantined = QuarantinedSet(source, None if options.retry_quarantined else directory)
-    profiled = ProfiledOpener(quarantined.opening(chosen), directory)
-    clock = clock or StageClock("read")
-    job = CompileJob(
-        quarantined, options, cache, profiled, on_stage, on_progress, clock, steering, identification
-    )
+
+    def settled(table: OutcomeTable) -> None:
+        if steering.on_settled is not None:
+            steering.on_settled(Settlement.of(table, np.arange(len(table))))
+
+    groups = SetGroups.of(source, options, directory, opener, settled, steering.stop)
+    job = CompileJob(groups, on_stage, on_progress, clock or StageClock("read"), steering)
     try:
         await job.run()
     finally:
-        cache.end()
+        groups.cache.end()
     return job.report()
-
-
-def chosen_opener(
-    options: CompileOptions, source: PipelineSet, opener: DeviceOpener | None, directory: Path | None
-) -> tuple[DeviceOpener, Identification | None]:
-    """Who opens devices with what the options need of them, and who identifies modules, if anybody does."""
-
-    def default_opener(request: DeviceRequest) -> Device:
-        return open_device(options.selector, request=request, driver_caches=options.driver_caches)
-
-    chosen = opener or default_opener
-    if options.mode is CacheMode.BINARIES:
-        chosen = with_features(chosen, frozenset({PIPELINE_BINARIES}))
-    if options.expect_hits:
-        chosen = with_features(chosen, frozenset({CACHE_CONTROL}))
-    if options.statistics_journal:
-        chosen = with_features(chosen, frozenset({EXECUTABLE_INFO, PIPELINE_BINARIES}))
-    if not (options.identifiers or source.provider is not None):
-        return chosen, None
-    return with_features(chosen, SHADER_MODULE_IDENTIFIERS), Identification(source.provider, directory)
-
-
-def with_features(opener: DeviceOpener, features: frozenset[Feature]) -> DeviceOpener:
-    """An opener whose devices have some features of the orchestrator's own, where they can.
-
-    Otherwise they are left to what is known of the driver's keys.
-    """
-    return lambda request: opener(request.plus(features))

@@ -24,12 +24,12 @@ from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import DeviceError, DriverError, OrchestratorError
 from orchestrator.run.execution import scheduler_of
-from orchestrator.run.options import PipelineKeyUse, unsteered_schedule
-from orchestrator.run.records import OutcomeStatus, RunReport, Savings, status_code
+from orchestrator.run.options import NO_WORKER_CACHES, PipelineKeyUse, unsteered_schedule
+from orchestrator.run.records import CREATED_CODES, OutcomeStatus, RunReport, Savings, status_code
 from orchestrator.run.steering import STEERED_BATCHES_S
 from orchestrator.run.workers import lacking_code
 from orchestrator.schedule.costs import candidate_duplicates, distrusted_kinds, estimated_costs
-from orchestrator.schedule.options import Followers, Priority
+from orchestrator.schedule.options import Followers, Priority, ScheduleOptions
 from orchestrator.schedule.scheduler import Scheduler
 
 _Mask = npt.NDArray[np.bool_]
@@ -56,6 +56,7 @@ class CompileSchedule:
     steered: bool = False
     followers: Followers = Followers.CREATE  # what becomes of pipelines that are the same as another
     few_for_hits: bool = False  # as in `ScheduleOptions`
+    streaming: bool = False  # pipelines are submitted while the run goes on, and batches are short
     notes: list[str] = field(factory=list, init=False)  # what a reader of the report must know
     keys_ns: int = field(default=0, init=False)
     _asked: int = field(default=0, init=False)
@@ -144,6 +145,8 @@ class CompileSchedule:
         limits_s = [self.limit_s, STEERED_BATCHES_S if self.steered else None]
         limit_s = min((each for each in limits_s if each is not None), default=None)
         options = unsteered_schedule(self.mode, batch_limit=self.batch, limit_s=limit_s)
+        if self.streaming:
+            options = ScheduleOptions(pin_followers=self.mode not in NO_WORKER_CACHES, streaming=True)
         self._scheduler = scheduler_of(
             self.image,
             self.workers,
@@ -203,10 +206,8 @@ class CompileSchedule:
 
 def recompiled_note(
     image: CreateInfoImage,
-    compiled: _Mask,
-    found: _Mask,
+    status: npt.NDArray[np.uint8],
     known_ns: npt.NDArray[np.int64],
-    *,
     place: str = "cache",
 ) -> str:
     """What a report says of pipelines that a run compiled again, or "".
@@ -215,6 +216,7 @@ def recompiled_note(
     as all are that a killed run had not come to, which is no news. What the driver compiles again, run after
     run, it does not keep.
     """
+    compiled, found = (status == code for code in CREATED_CODES)
     again = compiled & (known_ns > 0)
     if not again.any():
         return ""

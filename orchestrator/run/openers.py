@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from attrs import define, evolve, field
@@ -90,6 +90,15 @@ class ProfiledOpener:
             if loaded.problem:
                 self.notes.append(f"what is known of the driver's keys was not used: {loaded.problem}")
         return self._loaded[about].profile
+
+
+def with_features(opener: DeviceOpener, features: Collection[Feature]) -> DeviceOpener:
+    """An opener whose devices have some features of the orchestrator's own, where they can.
+
+    Otherwise they are left to what is known of the driver's keys.
+    """
+    own = frozenset(features)
+    return lambda request: opener(request.plus(own))
 
 
 def key_notes(profile: KeyProfile, group: FeatureGroup, device: Device, image: CreateInfoImage) -> list[str]:

@@ -15,7 +15,6 @@ Assumptions: it belongs to the session's thread; `allow`, `progress`, `is_done` 
 from __future__ import annotations
 
 import difflib
-import platform
 import re
 import threading
 import time
@@ -31,47 +30,28 @@ import numpy.typing as npt
 import trio
 from attrs import define, field, frozen
 
-from orchestrator.devices.device import Device, PreparedPipelines
-from orchestrator.devices.identified import IdentifiedModules
-from orchestrator.devices.modes import CacheMode
+from orchestrator.devices.device import Device
 from orchestrator.errors import DriverError
-from orchestrator.registry import registry
-from orchestrator.run.compile import chosen_opener
-from orchestrator.run.execution import scheduler_of
 from orchestrator.run.first_error import first_error
-from orchestrator.run.keeping import CompileCache, GroupCache, RecordedCosts
-from orchestrator.run.openers import ProfiledOpener, QuarantinedSet
+from orchestrator.run.groups import GroupRun, SetGroups
 from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, RunOptions, duration_ns
 from orchestrator.run.records import (
     CompileReport,
-    DamageRecord,
-    DeviceRecord,
-    GroupRecord,
-    Hash,
     OutcomeStatus,
     OutcomeTable,
     PipelineOutcome,
     Progress,
     RunReport,
-    SetRecord,
-    SubsetRecord,
-    Tally,
-    Timing,
-    Versions,
-    problem_outcomes,
-    status_code,
 )
 from orchestrator.run.session import DeviceLostError, PipelineSession, open_session
-from orchestrator.run.workers import lacking_code
 from orchestrator.schedule.jobs import Int32s
-from orchestrator.schedule.options import Priority, ScheduleOptions
-from orchestrator.schedule.scheduler import Scheduler
+from orchestrator.schedule.options import Priority
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.opening import AnySet, in_memory, open_paths, paths_of
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.plan import SetFacts
 from orchestrator.sets.prepare import DeviceOpener, OpenedGroup, opened_group
-from orchestrator.sets.records import FeatureGroup, PipelineJobs
-from orchestrator.version import VERSION
+from orchestrator.sets.records import FeatureGroup, PipelineJob, PipelineJobs
 
 Rest: TypeAlias = Callable[[], Awaitable[Any]]
 """The part of a command that waits."""
@@ -96,22 +76,12 @@ class SessionRequest:
 
 
 @define(eq=False)
-class _Ready:
-    """A group that was made ready: what a part needs, in the order in which it is made."""
-
-    opened: OpenedGroup
-    identified: IdentifiedModules | None
-    prepared: PreparedPipelines
-    costs: RecordedCosts
-    cache: GroupCache
-
-
-@define(eq=False)
 class SessionPart:
     """A group whose pipelines can be compiled."""
 
     session: PipelineSession
     rows: dict[int, int]  # the number of each pipeline in the session, by key
+    dependencies: frozenset[PipelineJob]  # those that were not asked for
     urgency: Priority = Priority.BACKGROUND  # of what was submitted since nothing was left
     taken: list[npt.NDArray[np.uint64]] = field(factory=list, init=False)  # of the session's own device
 
@@ -140,11 +110,7 @@ class SessionParts:
         self._changed = trio.Event()
         self._over = trio.Event()
         self.is_closing = False  # no further part is opened; any thread sets it
-        self._groups: list[GroupRecord] = []
-        self._device: Device | None = None
         self._jobs = PipelineJobs.joined([])
-        self._tally = Tally()
-        self._notes: list[str] = []
         self._lock = threading.Lock()  # of the time, which any thread gives
         self._active: SessionPart | None = None
         self._until_ns: int | None = None
@@ -170,12 +136,9 @@ class SessionParts:
         if source is None:
             source = held.enter_context(open_paths(paths_of(asked.sets)))
         directory = asked.cache_directory
-        self._cache = CompileCache(options, directory, None, source)
-        held.callback(self._cache.end)
-        self._quarantined = QuarantinedSet(source, None if options.retry_quarantined else directory)
         given = asked.device if callable(asked.device) else None
-        opener, self._identification = chosen_opener(options, source, given, directory)
-        self._opener = ProfiledOpener(self._quarantined.opening(opener), directory)
+        self._groups = SetGroups.of(source, options, directory, given, self._tell_left_out)
+        held.callback(self._groups.cache.end)
         groups = self._chosen_groups(source, options.subset.groups_of(source))
         self._jobs = PipelineJobs.of(dict.fromkeys(job for each in groups for job in each.pipelines))
         self._known = source.pipelines.keys
@@ -215,7 +178,7 @@ class SessionParts:
             except DriverError as error:
                 if not self.parts and len(self._waiting) == 1:
                     raise
-                self._refuse(group, error)
+                self._groups.refuse(group, error)
             self._waiting.popleft()
             self._opened_one.set()
             self._opened_one = trio.Event()
@@ -230,6 +193,7 @@ class SessionParts:
             opened = await trio.to_thread.run_sync(next, chunks)
             ready = await trio.to_thread.run_sync(self._make_ready, opened)
             cache = ready.cache
+            await trio.to_thread.run_sync(partial(self._groups.schedule, ready, streaming=True))
             merge = None if cache.mode in NO_WORKER_CACHES else self._asked.options.merge
             async with (
                 cache.keeping(None),
@@ -237,20 +201,21 @@ class SessionParts:
                     opened.device,
                     ready.prepared,
                     RunOptions(
-                        workers=self._cache.decision.workers,
+                        workers=self._groups.cache.decision.workers,
                         mode=cache.mode,
                         merge=merge,
                         keep=self._asked.keep,
                     ),
                     primary=cache.primary,
-                    scheduler=self._scheduler(ready),
+                    scheduler=ready.schedule.scheduler(),  # of hits many fit into a frame
                     on_merged=cache.on_merged(merge),
                     on_progress=lambda progress: cache.progress(progress.compiled),
                 ) as session,
             ):
                 session.limit_time(0)  # until it has its turn
                 keys = ready.prepared.image.keys.tolist()
-                part = SessionPart(session, dict(zip(keys, range(len(keys)), strict=True)))
+                rows = dict(zip(keys, range(len(keys)), strict=True))
+                part = SessionPart(session, rows, opened.built.dependencies)
                 if self.queue:
                     await session.submit(part.chosen(None), priority=Priority.BACKGROUND)
                 self._take_part(part)
@@ -260,127 +225,68 @@ class SessionParts:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._end_part, chunks, ready, part)
 
-    def _scheduler(self, ready: _Ready) -> Scheduler:
-        prepared, cache = ready.prepared, ready.cache
-        recorded_ns = ready.costs.of(prepared.image)
-        return scheduler_of(
-            prepared.image,
-            self._cache.decision.workers,
-            ScheduleOptions(pin_followers=cache.mode not in NO_WORKER_CACHES, streaming=True),
-            recorded_ns=recorded_ns,
-            held=cache.expected(recorded_ns),  # of hits many fit into a frame
-            speculative=lacking_code(prepared),
-        )
-
     def _opening(self, group: FeatureGroup) -> Generator[OpenedGroup, None, None]:
         device = self._asked.device
         if isinstance(device, Device):
             return self._on_given(group, device)
-        return opened_group(self._quarantined.source, group, self._opener, subset=self._asked.options.subset)
+        source = self._groups.quarantined.source
+        return opened_group(source, group, self._groups.opener, subset=self._asked.options.subset)
 
     def _on_given(self, group: FeatureGroup, device: Device) -> Generator[OpenedGroup, None, None]:
         """All pipelines on a device of the caller's, who closes it."""
-        self._quarantined.opening(lambda _: device)(group.request)
-        source = self._quarantined.source
+        self._groups.quarantined.opening(lambda _: device)(group.request)
+        source = self._groups.quarantined.source
         jobs = self._asked.options.subset.of(group.pipelines)
         built = build_image(source, jobs, device.capabilities)
         yield OpenedGroup(group, device, built).leaving_out(source.left_out)
 
-    def _make_ready(self, opened: OpenedGroup) -> _Ready:
-        device, image = opened.device, opened.built.image
-        identified = None if self._identification is None else self._identification.begin(device, image)
-        on_demand = self._cache.mode_on(device, image.keys) is CacheMode.BINARIES
-        prepared = device.prepare(identified or image, modules_on_demand=on_demand)
+    def _make_ready(self, opened: OpenedGroup) -> GroupRun:
         try:
-            costs = RecordedCosts.open(self._cache.directory, device.identity)
-            return _Ready(opened, identified, prepared, costs, self._cache.open(device, image.keys))
-        except BaseException:
-            prepared.close()
-            raise
+            return self._groups.make_ready(opened, opened.built.image)
         finally:
-            self._device = device
-            self._take_opened(opened)
+            self._waiting.extend(opened.split)
+            self._groups.take(opened)
 
-    def _take_opened(self, opened: OpenedGroup) -> None:
-        self._waiting.extend(opened.split)
-        directory, count = self._cache.directory, len(opened.built.image)
-        path = None if directory is None else self._cache.path_of(directory, opened.device)
-        self._groups.append(GroupRecord.of(opened.group, count, path))
-        self._leave_out(problem_outcomes(opened.built))
-        self._quarantined.take(opened.built.problems)
-
-    def _refuse(self, group: FeatureGroup, error: DriverError) -> None:
-        reason = f"the driver gives no device as this application asks for it: {error}"
-        count = len(group.pipelines)
-        self._leave_out(OutcomeTable.of(group.pipelines, [OutcomeStatus.FAILED] * count, [reason] * count))
-
-    def _leave_out(self, table: OutcomeTable) -> None:
-        self._tally.leave_out(table)
-        for row in range(len(table)):
-            told = table.row(row)
+    def _tell_left_out(self, table: OutcomeTable) -> None:
+        for told in table:
             self._told[told.key], self.left_out[told.key] = told, told.reason
             self._refused[told.status] += 1
 
     def _end_part(
-        self, chunks: Generator[OpenedGroup, None, None], ready: _Ready | None, part: SessionPart | None
+        self, chunks: Generator[OpenedGroup, None, None], ready: GroupRun | None, part: SessionPart | None
     ) -> None:
         """Save and destroy what is the part's, in the order that Vulkan wants."""
         try:
             if ready is None:
                 return
-            report = None if part is None else part.session.report
-            self._cache.close(ready.cache, report)
-            if self._identification is not None and ready.identified is not None:
-                self._identification.keep(ready.identified)
-            if part is not None and report is not None:
-                self._take_report(ready, part, report)
+            ready.report = None if part is None else part.session.report
+            self._groups.cache.close(ready.cache, ready.report)
+            self._groups.keep(ready)
+            if part is not None and ready.report is not None:
+                self._take_report(ready.device, part, ready.report)
             with self._lock:  # what was taken cannot outlive the session's own device
                 for handles in () if part is None else part.taken:
-                    ready.opened.device.destroy_pipelines(handles)
+                    ready.device.destroy_pipelines(handles)
             ready.prepared.close()
         finally:
             chunks.close()
 
-    def _take_report(self, ready: _Ready, part: SessionPart, report: RunReport) -> None:
+    def _take_report(self, device: Device, part: SessionPart, report: RunReport) -> None:
         if self._asked.keep:
-            ready.opened.device.destroy_pipelines(part.session.take(part.chosen(None)))
+            device.destroy_pipelines(part.session.take(part.chosen(None)))
             table = msgspec.structs.replace(report.pipelines, handles=None)
             report = msgspec.structs.replace(report, pipelines=table)
-        compiled = report.pipelines.status == status_code(OutcomeStatus.COMPILED)
-        times = np.where(compiled, report.pipelines.driver_ns, np.uint64(0)).astype(np.int64)
-        ready.costs.learn(report.pipelines.keys, times)
-        self._notes += [*ready.costs.notes, *report.notes]
-        self._tally.take_run(report, ready.opened.built.dependencies)
+        self._groups.notes += report.notes
+        self._groups.tally.take_run(report, part.dependencies)
 
     def _report(self) -> CompileReport:
-        assert self._device is not None  # noqa: S101 - a set has at least one group
-        source, runs, cache = self._quarantined.source, self._tally.runs, self._cache
-        modes = {each.mode for each in runs}
-        notes = [*self._notes, *self._opener.notes, *self._quarantined.notes, *cache.notes]
-        notes += [] if self._identification is None else self._identification.notes
-        if others := len(self.left_out.keys() - self._told.keys()):
-            notes.append(f"{others} pipelines are of applications that were not asked for")
-        return CompileReport.of(
-            device=DeviceRecord.of(self._device.identity, features=self._device.features),
-            set=SetRecord(
-                path=source.name,
-                content_hash=Hash(source.content_hash()),
-                pipelines=self._jobs.counts(),
-                unique=len(self._jobs),
-                subset=SubsetRecord.of_set(self._asked.options.subset, len(source)),
-                applications=source.application_names,
-                groups=tuple(self._groups),
-                damage=tuple(map(DamageRecord.of, source.damage)),
-            ),
-            mode=modes.pop() if len(modes) == 1 else cache.decision.mode,
-            workers=cache.decision.workers,
-            pipelines=self._tally.outcomes(self._jobs),
-            runs=runs,
-            cache_file=cache.file,
-            timing=sum((each.timing for each in runs), Timing()),
-            stopped=any(each.stopped for each in runs) or bool(self._waiting),
-            notes=tuple(dict.fromkeys(notes)),
-            versions=Versions(platform.python_version(), VERSION, registry().version),
+        others = len(self.left_out.keys() - self._told.keys())
+        said = f"{others} pipelines are of applications that were not asked for"
+        return self._groups.report(
+            self._jobs,
+            SetFacts.of(self._groups.quarantined.source),
+            stopped=any(each.stopped for each in self._groups.tally.runs) or bool(self._waiting),
+            notes=[said] if others else [],
         )
 
     # --- whose turn it is

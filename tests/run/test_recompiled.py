@@ -14,6 +14,7 @@ from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice
 from orchestrator.run.compile_schedule import describe, recompiled_note
+from orchestrator.run.records import CREATED_CODES
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
@@ -52,15 +53,14 @@ def test_what_is_compiled_again_is_told_and_what_is_new_is_not(image: CreateInfo
     again[:3] = True
     known = np.zeros(len(image), np.int64)
     known[:2] = 5
-    words = recompiled_note(image, again, ~again, known)
+    status = np.where(again, *CREATED_CODES).astype(np.uint8)
+    words = recompiled_note(image, status, known)
     assert words.startswith(
         f"2 of {len(image):,} pipelines were compiled on this device before, but not found"
     )
     assert " in the cache, and compiled again: " in words
-    assert " in the store of binaries, " in recompiled_note(
-        image, again, ~again, known, place="store of binaries"
-    )
-    assert recompiled_note(image, again, ~again, np.zeros_like(known)) == ""
+    assert " in the store of binaries, " in recompiled_note(image, status, known, "store of binaries")
+    assert recompiled_note(image, status, np.zeros_like(known)) == ""
 
 
 def test_a_run_says_so(archive: Path, tmp_path: Path) -> None:
