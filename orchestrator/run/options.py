@@ -43,31 +43,23 @@ def available_workers(cgroup: Path = Path("/proc/self/cgroup"), root: Path = Pat
 
 
 def _quotas(cgroup: Path, root: Path) -> Iterator[float]:
-    """Quotas of this process's cgroup and of those around it, in processors, of either version."""
+    """Quotas of this process's cgroup, of version 2, and of those around it, in processors."""
     try:
         lines = cgroup.read_text("utf-8", "replace").splitlines()
     except OSError:
         return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / controllers if controllers else root
-        # Where the path is that of another namespace, the place where it is mounted is this process's own.
-        own = top / path.lstrip("/")
-        for each in [own, *own.parents]:
-            try:
-                if controllers:
-                    names = "cpu.cfs_quota_us", "cpu.cfs_period_us"
-                    quota, period = (int((each / name).read_text("ascii")) for name in names)
-                else:
-                    quota, period = map(int, (each / "cpu.max").read_text("ascii").split())
-            except (OSError, ValueError):  # there is none: "max"
-                quota = period = 0
-            if quota > 0 and period > 0:
-                yield quota / period
-            if each == top:
-                break
+    path = next((each[len("0::") :] for each in lines if each.startswith("0::")), "")
+    # Where the path is that of another namespace, the place where it is mounted is this process's own.
+    own = root / path.lstrip("/")
+    for each in [own, *own.parents]:
+        try:
+            quota, period = map(int, (each / "cpu.max").read_text("ascii").split())
+        except (OSError, ValueError):  # there is none: "max"
+            quota = period = 0
+        if period:
+            yield quota / period
+        if each == root:
+            break
 
 
 def directory_to_keep(cache_directory: str | os.PathLike[str] | None) -> Path | None:
