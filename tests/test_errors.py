@@ -28,7 +28,7 @@ def kinds(of: type[OrchestratorError] = OrchestratorError) -> Iterator[type[Orch
         ArchiveError("a.foz", 3, "is none"),
         RecordError(5, 7, "is cut", 9),
         DriverError("vkCreateDevice", -3, "VK_ERROR_INITIALIZATION_FAILED"),
-        SaveError(Path("a"), "fsync", "the disk is full", leftover=Path("b")),
+        SaveError(Path("a"), "fsync", "the disk is full"),
         ReadError(Path("a"), "is a folder"),
     ],
     ids=lambda error: type(error).__name__,

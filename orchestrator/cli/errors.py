@@ -108,7 +108,6 @@ KINDS: Final = {
     "BinaryExportError": "store",
     "SaveError": "store",
     "ReadError": "store",
-    "QuarantineError": "store",
     "OrchestratorError": "other",
 }
 _WHERE: Final = {
@@ -133,7 +132,6 @@ _STEPS: Final = {
     "BinaryExportError": "`orchestrator binaries export` makes one; `inspect` says what this is",
     "SaveError": f"name a place of your own ({_PLACES})",
     "ReadError": "check the path, who owns it, and its mode (`ls -ld`)",
-    "QuarantineError": "check who owns it, and its mode (`ls -ld`); --cache-dir names another directory",
 }
 _NOT_TOML: Final = ": not TOML: "
 _ENCODING_STEP: Final = "choose a locale in UTF-8: export LC_ALL=C.UTF-8"

@@ -48,8 +48,6 @@ from orchestrator.run.records import (
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores.binary_store import BinaryStore, StoreError
 from orchestrator.stores.cache_file import (
-    DEFAULT_POLICY,
-    LoadPolicy,
     LoadResult,
     LoadStatus,
     cache_path,
@@ -179,7 +177,7 @@ class CacheKeeper:
     path: Path  # The cache file.
     loaded: LoadResult  # What became of it at the start, without the data.
     policy: SavePolicy = field(factory=SavePolicy)  # When a save is due on the way.
-    file_policy: LoadPolicy = DEFAULT_POLICY  # Which files the device may be given.
+    relax_driver_version: bool = False  # As in `read_cache_file`.
     # Hashes of data that this process loaded or saved; its keepers of one file share them.
     own_hashes: set[bytes] = field(factory=set)
     # Hash of the data in the file of which nothing is to be kept, once all was compiled; empty: all is.
@@ -358,7 +356,7 @@ class CacheKeeper:
                 self.device,
                 self.path,
                 primary,
-                self.file_policy,
+                relax_driver_version=self.relax_driver_version,
                 includes=self._included,
                 lock_wait_s=lock_wait_s,
             )
@@ -753,7 +751,7 @@ class CompileCache:
 
     def _open_file(self, device: Device, wanted: Keys, path: Path) -> GroupCache:
         options, merges = self.options, device.features.internally_synchronized_merge
-        policy = LoadPolicy(relax_driver_version=options.relax_driver_version)
+        relaxed = options.relax_driver_version
         two_level = self.decision.mode is CacheMode.TWO_LEVEL
         replaces = self._to_replace(path)
         if replaces:
@@ -764,7 +762,11 @@ class CompileCache:
             self._notes.append(f"{path} also holds pipelines that are not of this set: it is made anew")
         else:
             primary, loaded = load_into_cache(
-                device, path, policy, internally_synchronized_merge=two_level and merges, name="primary"
+                device,
+                path,
+                relax_driver_version=relaxed,
+                internally_synchronized_merge=two_level and merges,
+                name="primary",
             )
         warm, held = loaded.status is LoadStatus.LOADED, None
         if warm:
@@ -778,7 +780,7 @@ class CompileCache:
         own, keeper = self._own_hashes.setdefault(path, set()), None
         if not options.expect_hits:
             keeper = CacheKeeper(
-                device, path, loaded, options.save_policy, policy, own_hashes=own, replaces=replaces
+                device, path, loaded, options.save_policy, relaxed, own_hashes=own, replaces=replaces
             )
         return GroupCache(
             primary,

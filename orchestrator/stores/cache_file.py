@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
-import msgspec
 from attrs import define, evolve, field, frozen
 
 from orchestrator.devices.device import (
@@ -47,7 +46,6 @@ from orchestrator.stores.files.atomic_file import (
     write_atomically,
 )
 from orchestrator.stores.files.recovery import (
-    QuarantineError,
     SweepReport,
     counted_load,
     deaths_of,
@@ -66,7 +64,10 @@ MAGIC: Final = b"\x89OPCF\r\n\x1a"
 FORMAT_VERSION: Final = 1
 PREFIX_HEADER_SIZE: Final = 128
 VULKAN_HEADER_VERSION_ONE: Final = 1
-DEFAULT_CAP: Final = 1 << 30
+CACHE_FILE_CAP: Final = 1 << 30  # most bytes of a file
+
+TOLERATED_DEATHS: Final = 1
+"""Processes that may die in a row while they load a file: one that was killed leaves the same trace."""
 
 KEPT_FRACTION: Final = 0.10
 """A driver that keeps less than this part of the data behind the header has dropped it."""
@@ -299,26 +300,6 @@ def _check_data(header: PipelineCachePrefixHeader, data: bytes) -> None:
 # --- reading
 
 
-class LoadPolicy(msgspec.Struct, frozen=True):
-    """Which files a driver may be given."""
-
-    cap: int = DEFAULT_CAP  # Most bytes of a file.
-    # Accept another driverVersion where all else agrees. For desktop drivers that are known to change
-    # pipelineCacheUUID whenever their data changes.
-    relax_driver_version: bool = False
-    # How many processes may die one after another while they load a file's data before the data is blamed.
-    # One death proves nothing, because a process that is killed from outside leaves the same trace.
-    tolerated_crashes: int = 1
-
-    def __post_init__(self) -> None:
-        for name, kind in ("cap", int), ("relax_driver_version", bool), ("tolerated_crashes", int):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"{name!r} must be {kind.__name__}, not {getattr(self, name)!r}")
-
-
-DEFAULT_POLICY: Final = LoadPolicy()
-
-
 @frozen
 class LoadResult:
     """The result of loading a cache file."""
@@ -369,11 +350,13 @@ def _slug(text: str) -> str:
 
 
 def read_cache_file(
-    path: str | os.PathLike[str], identity: DeviceIdentity | None, policy: LoadPolicy = DEFAULT_POLICY
+    path: str | os.PathLike[str], identity: DeviceIdentity | None, *, relax_driver_version: bool = False
 ) -> LoadResult:
     """Read a cache file and prove that a device may be given its data. Never raises. Thread-safe.
 
     `identity` is that of the device that is to load the data; None checks only that the file is whole.
+    `relax_driver_version` takes another driverVersion where all else agrees, for drivers that are known to
+    change pipelineCacheUUID whenever their data changes.
     """
     path = Path(path)
 
@@ -385,15 +368,13 @@ def read_cache_file(
         header = PipelineCachePrefixHeader.unpack(head)
         _check_length(header, size - len(head))
         wrong = [
-            each
-            for each in differing(header)
-            if each.field != "driverVersion" or not policy.relax_driver_version
+            each for each in differing(header) if each.field != "driverVersion" or not relax_driver_version
         ]
         if wrong:
             raise CacheHeaderError(wrong[0].status, wrong[0].field, "; ".join(map(str, wrong)))
 
     try:
-        head, data = read_capped_parts(path, PREFIX_HEADER_SIZE, policy.cap, trusted=True, accept=accept)
+        head, data = read_capped_parts(path, PREFIX_HEADER_SIZE, CACHE_FILE_CAP, trusted=True, accept=accept)
         header = prove_content(head, data)
     except ReadError as error:
         return LoadResult(read_status(error), path, detail=error.reason)
@@ -429,8 +410,8 @@ def stored_data_hash(path: Path) -> bytes | None:
 def load_into_cache(
     device: Device,
     path: str | os.PathLike[str],
-    policy: LoadPolicy = DEFAULT_POLICY,
     *,
+    relax_driver_version: bool = False,
     externally_synchronized: bool = False,
     internally_synchronized_merge: bool = False,
     name: str = "cache",
@@ -439,7 +420,8 @@ def load_into_cache(
 
     Blocking; any number of threads and processes may load at the same time.
 
-    The flags are those of `Device.create_pipeline_cache`; `name` is for messages.
+    `relax_driver_version` is that of `read_cache_file`, the other flags are those of
+    `Device.create_pipeline_cache`; `name` is for messages.
 
     Returns:
         The cache, which the caller destroys, and the result of loading the file or its previous generation.
@@ -458,13 +440,13 @@ def load_into_cache(
             name=name,
         )
 
-    cache, result = _CacheLoader(device, Path(path), create, policy).load()
+    cache, result = _CacheLoader(device, Path(path), create, relax_driver_version).load()
     return (create(b"") if cache is None else cache), result
 
 
 def is_accused(path: Path, data_hash: bytes) -> bool:
-    """Whether a load with the default policy would not give the driver this data: processes died of it."""
-    return deaths_of(path, data_hash) > DEFAULT_POLICY.tolerated_crashes
+    """Whether a load would not give the driver this data: processes died of it."""
+    return deaths_of(path, data_hash) > TOLERATED_DEATHS
 
 
 @define(eq=False)
@@ -474,7 +456,7 @@ class _CacheLoader:
     device: Device
     path: Path
     create: Callable[[bytes], PipelineCache]
-    policy: LoadPolicy
+    relax_driver_version: bool
     has_lock: bool = False
     _gave_up: bool = field(default=False, init=False)
     _is_alone: bool = field(default=False, init=False)
@@ -496,14 +478,13 @@ class _CacheLoader:
         return None, _noted(current, detail, previous=previous)
 
     def _load_one(self, path: Path) -> tuple[PipelineCache | None, LoadResult]:
-        result = read_cache_file(path, self.device.identity, self.policy)
+        result = read_cache_file(path, self.device.identity, relax_driver_version=self.relax_driver_version)
         if result.status is not LoadStatus.LOADED:
             return None, result
         cache: PipelineCache | None = None
-        tolerated = self.policy.tolerated_crashes
         try:
-            with counted_load(self.path, result.data_hash, tolerated) as count:
-                if count.deaths > tolerated:
+            with counted_load(self.path, result.data_hash, TOLERATED_DEATHS) as count:
+                if count.deaths > TOLERATED_DEATHS:
                     return None, self._accused(result, count.deaths)
                 self._is_alone = count.is_alone and not count.problem
                 try:
@@ -563,8 +544,8 @@ class _CacheLoader:
     def _to_quarantine(self, result: LoadResult) -> LoadResult:
         try:
             moved_to = quarantine_file(result.path)
-        except QuarantineError as failure:
-            return _noted(result, str(failure), quarantined=failure.moved_to)
+        except SaveError as failure:
+            return _noted(result, str(failure))
         return _noted(result, "the file is in the quarantine", quarantined=moved_to)
 
     def _moved_away(self, result: LoadResult, move: Callable[[LoadResult], LoadResult]) -> LoadResult:
@@ -618,8 +599,8 @@ class SaveReport:
         return max(0, self.bytes_after - self.bytes_before)
 
 
-def not_worth_saving(identity: DeviceIdentity, data: bytes, cap: int) -> str | None:
-    """Why a driver's data, unchanged, should not be saved to a file of at most `cap` bytes, or None."""
+def not_worth_saving(identity: DeviceIdentity, data: bytes) -> str | None:
+    """Why a driver's data, unchanged, should not be saved, or None."""
     if not data:
         return "the driver's cache holds nothing: it gave no data"
     try:
@@ -632,9 +613,9 @@ def not_worth_saving(identity: DeviceIdentity, data: bytes, cap: int) -> str | N
         behind = data[inner.header_size :]
         more = "" if not behind else f" and {len(behind)} bytes" if any(behind) else " and zeros"
         return f"the driver's cache holds nothing: its {len(data)} bytes are a header{more}"
-    if _is_over(data, cap):
+    if _is_over(data):
         size = PREFIX_HEADER_SIZE + len(data)
-        return f"the file would have {size} bytes, more than the {cap} that are allowed"
+        return f"the file would have {size} bytes, more than the {CACHE_FILE_CAP} that are allowed"
     return None
 
 
@@ -643,14 +624,12 @@ def save_cache_file(
     identity: DeviceIdentity,
     data: bytes,
     *,
-    cap: int = DEFAULT_CAP,
     lock_wait_s: float = LOCK_WAIT_S,
 ) -> SaveReport:
     """Replace a cache file by a driver's data, if that is worth keeping.
 
     The directory is created, mode 0700, where it is missing. Threads and processes may save to one path at
-    the same time: each file is whole, and the last one stays. `data` is exactly what the driver gave, and
-    `cap` is most bytes of the file.
+    the same time: each file is whole, and the last one stays. `data` is exactly what the driver gave.
 
     Raises:
         SaveError: It could not be written. The old file is unchanged, unless `SaveError.replaced`.
@@ -658,18 +637,18 @@ def save_cache_file(
 
     def replace(path: Path) -> SaveReport:
         # While there is a previous generation, the current one has not loaded and may be worse.
-        leftovers = _keep_previous(path, cap, unless_there=True)
-        return SaveReport(path, _write(path, identity, data), leftovers=leftovers)
+        _keep_previous(path, unless_there=True)
+        return SaveReport(path, _write(path, identity, data))
 
-    return _save_locked(Path(path), identity, data, cap, lock_wait_s, replace)
+    return _save_locked(Path(path), identity, data, lock_wait_s, replace)
 
 
 def save_merged(
     device: Device,
     path: str | os.PathLike[str],
     ours: PipelineCache | bytes,
-    policy: LoadPolicy = DEFAULT_POLICY,
     *,
+    relax_driver_version: bool = False,
     includes: Collection[bytes] = (),
     lock_wait_s: float = LOCK_WAIT_S,
 ) -> SaveReport:
@@ -683,7 +662,7 @@ def save_merged(
         device: The device of the cache and of the file.
         path: The file, as from `cache_path`.
         ours: The cache to save, which stays the caller's and is not changed, or its data.
-        policy: Which files the device may be given; its cap also bounds the new file.
+        relax_driver_version: As in `read_cache_file`.
         includes: Hashes of data that our cache began with or was given before: it is not merged again.
         lock_wait_s: How long to wait for another writer.
 
@@ -698,15 +677,15 @@ def save_merged(
         def create(initial_data: bytes) -> PipelineCache:
             return _create(device, initial_data, "what is there")
 
-        cache, found = _CacheLoader(device, path, create, policy, has_lock=True).load()
+        cache, found = _CacheLoader(device, path, create, relax_driver_version, has_lock=True).load()
         try:
             has_theirs = found.data_hash in includes
-            return _MergedSave(device, path, ours, data, has_theirs, policy.cap).save(cache, found)
+            return _MergedSave(device, path, ours, data, has_theirs).save(cache, found)
         finally:
             if cache is not None:
                 device.destroy_pipeline_cache(cache)
 
-    return _save_locked(Path(path), device.identity, data, policy.cap, lock_wait_s, merge)
+    return _save_locked(Path(path), device.identity, data, lock_wait_s, merge)
 
 
 def save_problem(path: Path, loaded: LoadResult) -> SaveError | None:
@@ -729,13 +708,12 @@ def _save_locked(
     path: Path,
     identity: DeviceIdentity,
     data: bytes,
-    cap: int,
     lock_wait_s: float,
     save: Callable[[Path], SaveReport],
 ) -> SaveReport:
     """Save what is worth saving, under the writer lock, after a sweep."""
-    if (reason := not_worth_saving(identity, data, cap)) is not None:
-        return SaveReport(path, 0, reason, lost=_is_over(data, cap))
+    if (reason := not_worth_saving(identity, data)) is not None:
+        return SaveReport(path, 0, reason, lost=_is_over(data))
     if (reason := check_directory(path)) is not None:
         return SaveReport(path, 0, reason, lost=True)
     with writer_lock(path, wait_s=lock_wait_s) as held:
@@ -744,11 +722,11 @@ def _save_locked(
             return SaveReport(path, 0, reason, locked_out=True, lost=True)
         swept = sweep_file(path)
         report = save(path)
-    return evolve(report, leftovers=swept.failed + report.leftovers)
+    return evolve(report, leftovers=swept.failed)
 
 
-def _is_over(data: bytes, cap: int) -> bool:
-    return PREFIX_HEADER_SIZE + len(data) > cap
+def _is_over(data: bytes) -> bool:
+    return PREFIX_HEADER_SIZE + len(data) > CACHE_FILE_CAP
 
 
 def _create(device: Device, initial_data: bytes, name: str) -> PipelineCache:
@@ -757,16 +735,16 @@ def _create(device: Device, initial_data: bytes, name: str) -> PipelineCache:
     return device.create_pipeline_cache(initial_data, externally_synchronized=flagged, name=name)
 
 
-def _keep_previous(path: Path, cap: int, *, unless_there: bool = False) -> tuple[Path, ...]:
-    def is_due() -> bool:
-        if unless_there and has_previous(path):
-            return False
-        try:
-            return stored_data_hash(path) is not None
-        except ReadError:
-            return False
-
-    return keep_as_previous(path, cap, is_due)
+def _keep_previous(path: Path, *, unless_there: bool = False) -> None:
+    """Keep a file that is worth it as the previous generation; raises SaveError."""
+    try:
+        is_due = not (unless_there and has_previous(path)) and stored_data_hash(path) is not None
+    except ReadError:
+        return
+    except OSError as error:
+        raise SaveError(path, "keeping the previous generation", likely_cause(error)) from error
+    if is_due:
+        keep_as_previous(path, CACHE_FILE_CAP)
 
 
 def _write(path: Path, identity: DeviceIdentity, data: bytes) -> int:
@@ -783,7 +761,6 @@ class _MergedSave:
     ours: PipelineCache | bytes
     data: bytes
     has_theirs: bool  # whether ours holds what is there
-    cap: int
 
     def save(self, theirs: PipelineCache | None, found: LoadResult) -> SaveReport:
         report = SaveReport(self.path, 0, found=evolve(found, data=b""))
@@ -800,8 +777,8 @@ class _MergedSave:
             return self._write(report, merged)
         if merged == found.data:
             return self._skip(report)
-        leftovers = _keep_previous(self.path, self.cap)
-        return evolve(self._write(report, merged), leftovers=leftovers)
+        _keep_previous(self.path)
+        return self._write(report, merged)
 
     def _make_room(self, found: LoadResult) -> tuple[str, str]:
         """Why the file is not replaced, else ""; and which generations were moved away for others or later.
@@ -815,7 +792,7 @@ class _MergedSave:
             if one.status in _SET_ASIDE:
                 try:
                     moved_to = quarantine_file(one.path)
-                except QuarantineError as error:
+                except SaveError as error:
                     return f"what is there is {one.status}, and stays: {error}", ""
                 moved.append(f"{one.path} was {one.status}, and is now {moved_to}")
         return "", "; ".join(moved)
@@ -838,10 +815,10 @@ class _MergedSave:
                 return self.data, evolve(report, note=note, lost=True)
             skipped = "the driver did not merge it with what is there, which is larger and stays"
             return found.data, evolve(report, note=note, lost=True, skipped=skipped)
-        if _is_over(merged, self.cap):
+        if _is_over(merged):
             # Otherwise no save would ever succeed again. The old file stays as the previous generation.
             size = f"merged, the file would have {PREFIX_HEADER_SIZE + len(merged)} bytes"
-            note = f"{size}, more than the {self.cap} that are allowed: ours alone is saved"
+            note = f"{size}, more than the {CACHE_FILE_CAP} that are allowed: ours alone is saved"
             return self.data, evolve(report, note=_joined(report.note, note))
         return merged, report
 
@@ -872,7 +849,7 @@ class _MergedSave:
         return report
 
     def _write(self, report: SaveReport, data: bytes) -> SaveReport:
-        if (reason := not_worth_saving(self.device.identity, data, self.cap)) is not None:
+        if (reason := not_worth_saving(self.device.identity, data)) is not None:
             return evolve(report, skipped=reason)
         written = _write(self.path, self.device.identity, data)
         hashed = content_hash128(data)

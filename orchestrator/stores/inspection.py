@@ -12,8 +12,8 @@ from typing import Any, Final
 from attrs import frozen
 
 from orchestrator.stores.cache_file import (
+    CACHE_FILE_CAP,
     CACHE_FILE_SUFFIX,
-    DEFAULT_CAP,
     PREFIX_HEADER_SIZE,
     CacheHeaderError,
     LoadStatus,
@@ -65,13 +65,13 @@ class CacheFileInspection:
     data_hash_matches: bool | None = None
 
 
-def inspect_cache_file(path: Path, *, cap: int = DEFAULT_CAP) -> CacheFileInspection:
-    """Find out what a file of at most `cap` bytes is, without a device. Never raises. Thread-safe.
+def inspect_cache_file(path: Path) -> CacheFileInspection:
+    """Find out what a file is, without a device. Never raises. Thread-safe.
 
     It follows a symbolic link, unlike the store, because a person named the file.
     """
     try:
-        head, data = read_capped_parts(_followed(path), PREFIX_HEADER_SIZE, cap)
+        head, data = read_capped_parts(_followed(path), PREFIX_HEADER_SIZE, CACHE_FILE_CAP)
     except ReadError as error:
         return CacheFileInspection(path, CacheFileKind.UNREADABLE, 0, read_status(error), error.reason)
     size = len(head) + len(data)

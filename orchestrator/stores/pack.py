@@ -30,8 +30,8 @@ from msgspec.structs import replace
 from orchestrator.errors import OrchestratorError, shown
 from orchestrator.stores import binary_export
 from orchestrator.stores.cache_file import (
+    CACHE_FILE_CAP,
     CACHE_FILE_SUFFIX,
-    DEFAULT_CAP,
     PREFIX_HEADER_SIZE,
     CacheHeaderError,
     PipelineCachePrefixHeader,
@@ -148,7 +148,7 @@ class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a pack; `pipelines` is how many different ones it holds, 0 where that is not known."""
 
     name: Annotated[str, msgspec.Meta(max_length=200)]
-    size: Annotated[int, msgspec.Meta(ge=0, le=DEFAULT_CAP)]
+    size: Annotated[int, msgspec.Meta(ge=0, le=CACHE_FILE_CAP)]
     sha256: _Sha256
     pipelines: _Count = 0
 
@@ -446,7 +446,7 @@ class Pack:
         """The content of a file, proven by size and hash; raises PackError where it is missing or damaged."""
         path = self.directory / file.name
         try:
-            content = read_capped(path, DEFAULT_CAP)
+            content = read_capped(path, CACHE_FILE_CAP)
         except ReadError as error:
             raise PackError(path, error.reason) from None
         if len(content) != file.size:
@@ -623,7 +623,7 @@ class PackWriter:
     def content(self, path: Path) -> bytes | None:
         """The content of a file that may be packed; None where there is none."""
         try:
-            return read_capped(path, DEFAULT_CAP, trusted=True)
+            return read_capped(path, CACHE_FILE_CAP, trusted=True)
         except MissingFileError:
             return None
         except ReadError as error:
@@ -636,7 +636,7 @@ class PackWriter:
             raise PackError(path, reason)
         there = None
         with suppress(ReadError):
-            there = read_capped(path, DEFAULT_CAP, trusted=True)
+            there = read_capped(path, CACHE_FILE_CAP, trusted=True)
         if there != content:
             ensure_directory(self.directory)
             write_atomically(path, [content])

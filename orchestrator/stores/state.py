@@ -40,7 +40,7 @@ from orchestrator.stores.files.atomic_file import (
     probe_file,
     unwritable,
 )
-from orchestrator.stores.files.recovery import QuarantineError, quarantine_file
+from orchestrator.stores.files.recovery import quarantine_file
 from orchestrator.stores.files.writer_lock import lock_path, refused_locks, writer_lock
 
 STATE_NAME: Final = "state.sqlite"
@@ -522,10 +522,7 @@ def _put_aside(path: Path, reason: str) -> str:
             return ""
         else:
             return ""  # another process has begun a new one
-        try:
-            moved = quarantine_file(path)
-        except QuarantineError as error:
-            raise SaveError(path, "moving it to the quarantine", error.reason) from error
+        moved = quarantine_file(path)
         # SQLite notices that the file moved: whoever has it open does not write to the new one.
         _remove_companions(path)
     return f"{path} was moved to {moved}, and a new one begun: {reason}"

@@ -15,7 +15,6 @@ from orchestrator.run.identification import Identification
 from orchestrator.stores.cache_file import (
     CACHE_FILE_SUFFIX,
     PREFIX_HEADER_SIZE,
-    LoadPolicy,
     LoadResult,
     LoadStatus,
     cache_path,
@@ -116,11 +115,11 @@ def test_only_the_driver_version_is_relaxed_and_only_on_request(tmp_path: Path) 
     path.write_bytes(file_content())
     updated = evolve(NAVI21, driver_version=1)
     assert read_cache_file(path, updated).status is LoadStatus.OTHER_DRIVER
-    result = read_cache_file(path, updated, LoadPolicy(relax_driver_version=True))
+    result = read_cache_file(path, updated, relax_driver_version=True)
     assert (result.status, result.data) == (LoadStatus.LOADED, driver_data())
     assert result.detail == "driverVersion: expected 0x1, found 0x6400007; accepted by policy"
     other = evolve(updated, pipeline_cache_uuid=bytes(16))
-    assert read_cache_file(path, other, LoadPolicy(relax_driver_version=True)).field == "pipelineCacheUUID"
+    assert read_cache_file(path, other, relax_driver_version=True).field == "pipelineCacheUUID"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +141,7 @@ def test_a_header_without_data_is_empty(tmp_path: Path) -> None:
     assert (result.status, result.field) == (LoadStatus.EMPTY, "dataSize")
 
 
-def test_what_cannot_be_read_has_a_status(tmp_path: Path) -> None:
+def test_what_cannot_be_read_has_a_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = read_cache_file(tmp_path / "missing", NAVI21)
     assert missing.status is LoadStatus.MISSING
     assert read_cache_file(tmp_path, NAVI21).status is LoadStatus.UNREADABLE
@@ -152,8 +151,10 @@ def test_what_cannot_be_read_has_a_status(tmp_path: Path) -> None:
     path.write_bytes(file_content())
     assert read_cache_file(path / "below", NAVI21).status is LoadStatus.UNREADABLE
     exact = path.stat().st_size
-    assert read_cache_file(path, NAVI21, LoadPolicy(cap=exact)).status is LoadStatus.LOADED
-    assert read_cache_file(path, NAVI21, LoadPolicy(cap=exact - 1)).status is LoadStatus.TOO_LARGE
+    monkeypatch.setattr("orchestrator.stores.cache_file.CACHE_FILE_CAP", exact)
+    assert read_cache_file(path, NAVI21).status is LoadStatus.LOADED
+    monkeypatch.setattr("orchestrator.stores.cache_file.CACHE_FILE_CAP", exact - 1)
+    assert read_cache_file(path, NAVI21).status is LoadStatus.TOO_LARGE
 
 
 @pytest.mark.parametrize(
@@ -169,12 +170,15 @@ def test_what_cannot_be_read_has_a_status(tmp_path: Path) -> None:
         (driver_data(payload=b"." * 2000), "the file would have 2160 bytes, more than the 2000"),
     ],
 )
-def test_what_is_worth_nothing_replaces_nothing(tmp_path: Path, data: bytes, reason: str) -> None:
+def test_what_is_worth_nothing_replaces_nothing(
+    tmp_path: Path, data: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.stores.cache_file.CACHE_FILE_CAP", 2000)
     path = tmp_path / "file"
     path.write_bytes(file_content())
     operations = FaultyFileOperations()
     with files_through(operations):
-        report = save_cache_file(path, NAVI21, data, cap=2000)
+        report = save_cache_file(path, NAVI21, data)
     assert report.skipped is not None
     assert reason in report.skipped
     assert report.saved_bytes == 0

@@ -12,7 +12,6 @@ from orchestrator.devices.device import PipelineCache
 from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.errors import DriverError
 from orchestrator.stores.cache_file import (
-    LoadPolicy,
     LoadResult,
     LoadStatus,
     PipelineCachePrefixHeader,
@@ -20,10 +19,15 @@ from orchestrator.stores.cache_file import (
     load_into_cache,
     save_merged,
 )
-from orchestrator.stores.files.recovery import forgive_load, forgive_loads, loading_path, previous_path
+from orchestrator.stores.files.recovery import (
+    deaths_of,
+    forgive_load,
+    forgive_loads,
+    loading_path,
+    previous_path,
+)
 from orchestrator.stores.files.writer_lock import writer_lock
 from tests.stores.faults.sets import (
-    NOTHING,
     OLD,
     OLDER,
     OURS,
@@ -33,6 +37,8 @@ from tests.stores.faults.sets import (
     keys_in,
     path_in,
 )
+
+DATA_HASH = PipelineCachePrefixHeader.unpack(file_of(OLD)).data_hash
 
 
 class Crashing(SimulatedDevice):
@@ -56,9 +62,9 @@ def crashes(path: Path) -> bool:
     return os.WIFSIGNALED(status)
 
 
-def load(path: Path, *, tolerated_crashes: int = 1) -> tuple[frozenset[int], LoadResult]:
+def load(path: Path) -> tuple[frozenset[int], LoadResult]:
     device = SimulatedDevice()
-    cache, result = load_into_cache(device, path, LoadPolicy(tolerated_crashes=tolerated_crashes))
+    cache, result = load_into_cache(device, path)
     return keys_in(device.pipeline_cache_data(cache).data), result
 
 
@@ -70,10 +76,9 @@ def path(fast_path: Path) -> Path:
 
 
 def test_a_crash_loop_ends_at_the_third_start_and_loses_nothing(path: Path) -> None:
-    data_hash = PipelineCachePrefixHeader.unpack(file_of(OLD)).data_hash
     for accused in (False, True):
         assert crashes(path)
-        assert is_accused(path, data_hash) == accused
+        assert is_accused(path, DATA_HASH) == accused
     assert not crashes(path)
     # It stays as a generation, accused as before.
     assert not path.exists()
@@ -125,18 +130,10 @@ def test_deaths_that_the_file_did_not_cause_are_forgiven(path: Path) -> None:
     for _ in range(3):
         die_loading(path, OLD)
         forgive_load(path)
-    assert load(path, tolerated_crashes=0)[0] == OLD
+    assert deaths_of(path, DATA_HASH) == 0
     die_loading(path, OLD, times=5)
     forgive_loads(path.parent)
     assert load(path)[0] == OLD
-
-
-def test_as_many_deaths_as_are_tolerated_do_not_count(path: Path) -> None:
-    die_loading(path, OLD, times=3)
-    assert load(path, tolerated_crashes=3)[0] == OLD
-    die_loading(path, OLD, times=3)
-    keys, result = load(path, tolerated_crashes=2)
-    assert (keys, result.status) == (NOTHING, LoadStatus.CRASHED_LAST_TIME)
 
 
 def test_processes_that_load_at_once_do_not_take_each_other_for_dead(path: Path) -> None:
@@ -151,7 +148,7 @@ def test_processes_that_load_at_once_do_not_take_each_other_for_dead(path: Path)
 
     assert load_into_cache(Nested(), path)[1].status is LoadStatus.LOADED
     assert Nested.depth == 5
-    assert load(path, tolerated_crashes=0)[0] == OLD
+    assert deaths_of(path, DATA_HASH) == 0
 
 
 def test_deaths_accuse_data_and_not_a_name(path: Path) -> None:
@@ -167,7 +164,7 @@ def test_a_driver_that_fails_is_no_death(path: Path) -> None:
     for _ in range(3):
         with pytest.raises(DriverError):
             load_into_cache(Failing(), path)
-    assert load(path, tolerated_crashes=0)[0] == OLD
+    assert deaths_of(path, DATA_HASH) == 0
 
 
 def test_where_deaths_cannot_be_counted_the_load_goes_on(path: Path) -> None:

@@ -19,7 +19,6 @@ from orchestrator.devices.simulated import (
 )
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.stores.cache_file import (
-    LoadPolicy,
     LoadStatus,
     PipelineCachePrefixHeader,
     cache_path,
@@ -75,7 +74,7 @@ def test_a_driver_that_forgets_its_uuid_is_caught_by_its_version(tmp_path: Path)
     assert updated.driver.foreign_hits == 0
     # What the check is worth: without it the driver uses another compiler's code.
     trusting = device_with(DriverBugs(uuid_not_bumped=True), version=2)
-    cache, result = load_into_cache(trusting, path, LoadPolicy(relax_driver_version=True))
+    cache, result = load_into_cache(trusting, path, relax_driver_version=True)
     assert result.status is LoadStatus.LOADED
     hits(trusting, cache)
     assert trusting.driver.foreign_hits == len(KEYS)
@@ -113,7 +112,7 @@ def test_a_quarantine_that_cannot_be_made_is_reported_and_no_failure(tmp_path: P
     (tmp_path / "quarantine").write_bytes(b"")
     cache, result = load_into_cache(device, path)
     assert (result.status, result.quarantined) == (LoadStatus.REJECTED_BY_DRIVER, None)
-    assert "is not a directory; it did not move" in result.detail
+    assert "is not a directory; what was there before is unchanged" in result.detail
     assert hits(device, cache) == 0
 
 

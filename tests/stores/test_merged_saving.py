@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,6 @@ from orchestrator.devices.simulated import (
 )
 from orchestrator.errors import DriverError, ExternalSynchronizationError
 from orchestrator.stores.cache_file import (
-    LoadPolicy,
     LoadStatus,
     SaveReport,
     cache_path,
@@ -187,19 +186,20 @@ def test_what_cannot_be_read_is_not_replaced(path: Path, suffix: str) -> None:
     assert sorted((each.name, each.read_bytes()) for each in after) == before
 
 
-def over_the_cap(path: Path) -> LoadPolicy:
-    return LoadPolicy(cap=path.stat().st_size - 1)
+CAP = "orchestrator.stores.cache_file.CACHE_FILE_CAP"
 
 
-def distrusted(path: Path) -> LoadPolicy:
+def over_the_cap(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CAP, path.stat().st_size - 1)
+
+
+def distrusted(path: Path, _: pytest.MonkeyPatch) -> None:
     path.chmod(0o664)
-    return LoadPolicy()
 
 
-def of_another_version(path: Path) -> LoadPolicy:
+def of_another_version(path: Path, _: pytest.MonkeyPatch) -> None:
     content = path.read_bytes()
     path.write_bytes(content[:8] + bytes([content[8] + 1]) + content[9:])
-    return LoadPolicy()
 
 
 @pytest.mark.parametrize(
@@ -212,26 +212,33 @@ def of_another_version(path: Path) -> LoadPolicy:
 )
 @pytest.mark.parametrize("suffix", ["", ".previous"])
 def test_what_may_be_good_for_others_is_kept_in_the_quarantine(
-    path: Path, spoil: object, status: str, suffix: str
+    path: Path,
+    spoil: Callable[[Path, pytest.MonkeyPatch], None],
+    status: str,
+    suffix: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     there = path.with_name(path.name + suffix)
     put(there, file_of(UNION))
-    policy = spoil(there)  # type: ignore[operator]
+    spoil(there, monkeypatch)
     content = there.read_bytes()
-    report = save_merged(SimulatedDevice(), path, data_of(OLDER), policy)
+    report = save_merged(SimulatedDevice(), path, data_of(OLDER))
     [moved] = path.parent.glob("quarantine/*")
     assert moved.read_bytes() == content
     assert report.note == f"{there} was {status}, and is now {moved}"
     assert readable(path) == [OLDER]
 
 
-def test_what_is_over_the_cap_when_merged_does_not_keep_later_ones_out(path: Path) -> None:
+def test_what_is_over_the_cap_when_merged_does_not_keep_later_ones_out(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put(path, file_of(OLD))
-    policy = LoadPolicy(cap=max(len(file_of(OLD)), len(file_of(OURS))))
-    report = save_merged(SimulatedDevice(), path, data_of(OURS), policy)
+    monkeypatch.setattr(CAP, max(len(file_of(OLD)), len(file_of(OURS))))
+    report = save_merged(SimulatedDevice(), path, data_of(OURS))
     assert "ours alone is saved" in report.note
     assert readable(path) == [OURS, OLD]
-    report = save_merged(SimulatedDevice(), path, data_of(OURS), LoadPolicy(cap=len(file_of(OURS)) - 1))
+    monkeypatch.setattr(CAP, len(file_of(OURS)) - 1)
+    report = save_merged(SimulatedDevice(), path, data_of(OURS))
     assert report.lost
     assert "more than" in (report.skipped or "")
 
@@ -329,7 +336,7 @@ def test_only_what_the_policy_accepts_is_merged(path: Path) -> None:
     put(path, file_of(OLD))
     identity = evolve(IDENTITY, driver_version=IDENTITY.driver_version + 1)
     updated = SimulatedDevice(SimulatedOptions(identity=identity))
-    report = save_merged(updated, path, data_of(OURS), LoadPolicy(relax_driver_version=True))
+    report = save_merged(updated, path, data_of(OURS), relax_driver_version=True)
     assert report.found is not None
     assert "accepted by policy" in report.found.detail
     assert report.added_bytes > 0

@@ -49,7 +49,7 @@ class FileOperations:
 
     def open_new(self, path: Path, mode: int = 0o600) -> int:
         """Create a file that must not exist, for writing; symbolic links are not followed."""
-        return _owned(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode))
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
 
     def open_existing(self, path: Path) -> int:
         """Open a file for reading; symbolic links are not followed, and a pipe does not block."""
@@ -57,7 +57,7 @@ class FileOperations:
 
     def open_lock(self, path: Path) -> int:
         """Open a file to lock, read and write it; create it, mode 0600, if it is missing."""
-        descriptor = _owned(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600))
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         if os.geteuid() == 0:  # one that is root's would keep the directory's owner out for ever
             with suppress(OSError):
                 os.fchown(descriptor, path.parent.stat().st_uid, -1)
@@ -118,7 +118,6 @@ class FileOperations:
     def make_directory(self, directory: Path) -> None:
         """Create one directory, mode 0700. Its parent must exist."""
         directory.mkdir(mode=0o700)
-        directory.chmod(0o700)  # the umask may have taken the owner's rights
 
     def stat(self, path: Path) -> FileStatus:
         """Status of a file or directory; symbolic links are followed."""
@@ -154,14 +153,6 @@ class FileOperations:
     def effective_user(self) -> int:
         """User id that new files get. Cannot fail."""
         return os.geteuid()
-
-
-def _owned(descriptor: int) -> int:
-    """Give the owner of a new file the rights that the umask took; else only root could read it again."""
-    if os.fstat(descriptor).st_mode & 0o600 != 0o600:
-        with suppress(OSError):  # a file system without modes, or another's file
-            os.fchmod(descriptor, 0o600)
-    return descriptor
 
 
 def _status(result: os.stat_result) -> FileStatus:
@@ -222,22 +213,17 @@ class SaveError(OrchestratorError):
         step: What failed, such as "fsync".
         reason: The system's words and the likely cause.
         replaced: The new content is in place, but a power loss may still lose it.
-        leftover: A temporary file that could not be removed, or None.
     """
 
-    def __init__(
-        self, path: Path, step: str, reason: str, *, replaced: bool = False, leftover: Path | None = None
-    ) -> None:
-        kept = "the new file is in place, but a power loss now may lose it"
-        text = (
-            f"{path}: {step} failed: {reason}; {kept if replaced else 'what was there before is unchanged'}"
-        )
-        super().__init__(text + (f"; {leftover} could not be removed" if leftover is not None else ""))
+    def __init__(self, path: Path, step: str, reason: str, *, replaced: bool = False) -> None:
+        kept = "what was there before is unchanged"
+        if replaced:
+            kept = "the new file is in place, but a power loss now may lose it"
+        super().__init__(f"{path}: {step} failed: {reason}; {kept}")
         self.path = path
         self.step = step
         self.reason = reason
         self.replaced = replaced
-        self.leftover = leftover
 
     @property
     def is_out_of_space(self) -> bool:
@@ -323,9 +309,9 @@ def write_atomically(path: Path, chunks: Iterable[Buffer], mode: int = 0o600) ->
     except BaseException as error:
         if is_open:
             close_quietly(descriptor)
-        leftover = remove_temporary(temporary)
+        remove_temporary(temporary)
         if isinstance(error, OSError):
-            raise SaveError(path, step, likely_cause(error), leftover=leftover) from error
+            raise SaveError(path, step, likely_cause(error)) from error
         raise
     try:
         files().sync_directory(path.parent)

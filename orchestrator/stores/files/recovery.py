@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,6 @@ from typing import Final
 import msgspec
 from attrs import define
 
-from orchestrator.errors import OrchestratorError
 from orchestrator.stores.files.atomic_file import (
     TEMPORARY_SUFFIX,
     ReadError,
@@ -65,44 +64,28 @@ def has_previous(path: Path) -> bool:
     return status_of(previous_path(path)) is not None
 
 
-def keep_as_previous(path: Path, cap: int, is_due: Callable[[], bool]) -> tuple[Path, ...]:
-    """Make the current generation the previous one too, if `is_due`; it keeps its current name.
+def keep_as_previous(path: Path, cap: int) -> None:
+    """Make the current generation the previous one too; it keeps its current name. Raises SaveError.
 
-    The caller holds the writer's lock, and syncs the directory when it replaces the current generation.
-
-    Args:
-        path: The file.
-        cap: Bytes at most of a copy, which is made if the file system has no links.
-        is_due: May raise OSError or ReadError.
-
-    Returns:
-        Temporaries that could not be removed.
-
-    Raises:
-        SaveError: It could not be kept. Both generations are unchanged.
+    The caller holds the writer's lock, and syncs the directory when it replaces the current generation. `cap`
+    is most bytes of a copy, which is made if the file system has no links.
     """
-    leftover: Path | None = None
+    temporary = temporary_of(previous_path(path))
     try:
-        if not is_due():
-            return ()
-        temporary = temporary_of(previous_path(path))
         try:
             files().link(path, temporary)
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
             write_atomically(previous_path(path), [read_capped(path, cap)])
-            return ()
+            return
         try:
             files().rename(temporary, previous_path(path))
         finally:
             # After a rename too: between two names of the same file it does nothing, and both stay.
-            leftover = remove_temporary(temporary)
+            remove_temporary(temporary)
     except (OSError, SaveError, ReadError) as error:
-        leftover = getattr(error, "leftover", leftover)
-        why = likely_cause(error)
-        raise SaveError(path, "keeping the previous generation", why, leftover=leftover) from error
-    return () if leftover is None else (leftover,)
+        raise SaveError(path, "keeping the previous generation", likely_cause(error)) from error
 
 
 def set_aside(path: Path) -> bool:
@@ -223,22 +206,6 @@ def _names(directory: Path) -> list[str]:
 # --- the quarantine
 
 
-class QuarantineError(OrchestratorError):
-    """A file could not be moved into the quarantine, or a power loss may still undo the move.
-
-    `moved_to` is where the file is now; None if it did not move.
-    """
-
-    def __init__(self, path: Path, reason: str, moved_to: Path | None) -> None:
-        where = (
-            "it did not move" if moved_to is None else f"it is at {moved_to}, but a power loss may undo that"
-        )
-        super().__init__(f"{path}: moving it to the quarantine failed: {reason}; {where}")
-        self.path = path
-        self.reason = reason
-        self.moved_to = moved_to
-
-
 def is_quarantined(name: str) -> bool:
     """Whether a name in the quarantine is one that `quarantine_file` gave."""
     return _NUMBERED.fullmatch(name) is not None
@@ -250,10 +217,9 @@ def quarantine_file(path: Path) -> Path:
     If two processes choose the same number at the same time, only one of their files stays.
 
     Raises:
-        QuarantineError: It could not be moved, an old file could not be removed, or the move was not synced.
+        SaveError: It could not be moved, or an old file not be removed.
     """
     directory = path.parent / QUARANTINE_DIRECTORY
-    moved_to: Path | None = None
     try:
         ensure_directory(directory)
         names = filter(is_quarantined, files().list_directory(directory))
@@ -264,12 +230,12 @@ def quarantine_file(path: Path) -> Path:
         number = numbered[-1][0] + 1 if numbered else 1
         destination = directory / f"{number:06d}-{path.name}"
         files().rename(path, destination)
-        moved_to = destination
-        files().sync_directory(directory)
-        files().sync_directory(path.parent)
     except (SaveError, OSError) as error:
         where = f"{directory}: " if isinstance(error, SaveError) else ""
-        raise QuarantineError(path, where + likely_cause(error), moved_to) from error
+        raise SaveError(path, "moving it to the quarantine", where + likely_cause(error)) from error
+    with suppress(OSError):  # what a power loss brings back is refused again
+        files().sync_directory(directory)
+        files().sync_directory(path.parent)
     return destination
 
 

@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from orchestrator.devices.simulated import SimulatedDevice
-from orchestrator.stores.cache_file import LoadPolicy, LoadStatus, load_into_cache, save_merged
+from orchestrator.stores import cache_file
+from orchestrator.stores.cache_file import LoadStatus, load_into_cache, save_merged
 from orchestrator.stores.files.atomic_file import FileOperations, files_through
 from tests.stores.faults.sets import compile_keys, keys_in, path_in
 
 # Those who kill know that it was not the driver.
-POLICY = LoadPolicy(tolerated_crashes=1 << 20)
 OPENER = 7000  # the first key that the opener saves
 BAD = frozenset(LoadStatus) - {LoadStatus.LOADED, LoadStatus.MISSING}
 
@@ -58,11 +58,11 @@ def forked(body: Callable[[], None]) -> int:
 def write_forever(path: Path, key: int, acknowledge: int) -> NoReturn:
     """Load, compile the next pipeline, save, acknowledge; until killed."""
     device = SimulatedDevice()
-    cache, result = load_into_cache(device, path, POLICY)
+    cache, result = load_into_cache(device, path)
     assert result.status not in BAD, result
     while True:
         compile_keys(device, cache, frozenset({key}))
-        if save_merged(device, path, cache, POLICY).saved_bytes:
+        if save_merged(device, path, cache).saved_bytes:
             os.write(acknowledge, key.to_bytes(4, "little"))
             key += 1
 
@@ -73,7 +73,7 @@ def open_until_told(path: Path, saves: int, acknowledged: mmap.mmap, told: mmap.
     while not told[0]:
         before = {key for key in range(1, OPENER) if acknowledged[key]}
         device = SimulatedDevice()
-        cache, result = load_into_cache(device, path, POLICY)
+        cache, result = load_into_cache(device, path)
         found = keys_in(device.pipeline_cache_data(cache).data)
         missing = (before | set(range(OPENER, OPENER + own))) - found
         if result.status in BAD or missing:
@@ -82,7 +82,7 @@ def open_until_told(path: Path, saves: int, acknowledged: mmap.mmap, told: mmap.
         loads += 1
         if loads % saves == 0:
             compile_keys(device, cache, frozenset({OPENER + own}))
-            own += bool(save_merged(device, path, cache, POLICY).saved_bytes)
+            own += bool(save_merged(device, path, cache).saved_bytes)
         device.close()
         told[8:24] = loads.to_bytes(8, "little") + own.to_bytes(8, "little")
 
@@ -115,7 +115,7 @@ def run(
 
     def look() -> None:
         device = SimulatedDevice()
-        cache, result = load_into_cache(device, path, POLICY)
+        cache, result = load_into_cache(device, path)
         found = keys_in(device.pipeline_cache_data(cache).data)
         device.close()
         if missing := {key for key in range(1, 8000) if acknowledged[key]} - found:
@@ -167,5 +167,6 @@ if __name__ == "__main__":
     compile_keys(warm, warm.create_pipeline_cache(), frozenset({1}))
     warm.close()
     options = json.loads(sys.argv[1])
+    cache_file.TOLERATED_DEATHS = 1 << 20  # type: ignore[misc]
     with files_through(FileOperations() if options.pop("locks", True) else NoLocks()):
         print(json.dumps(run(**options)))

@@ -14,7 +14,6 @@ from orchestrator.devices.device import Device, DeviceIdentity, PipelineCache
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.devices.simulated.cache import parse_data
 from orchestrator.stores.cache_file import (
-    LoadPolicy,
     LoadStatus,
     PipelineCachePrefixHeader,
     cache_path,
@@ -93,10 +92,10 @@ def readable(path: Path) -> list[Keys]:
     return [keys_in(result.data) for result in results if result.status is LoadStatus.LOADED]
 
 
-def loaded_keys(path: Path, *, tolerated_crashes: int = 1) -> tuple[Keys, LoadStatus]:
+def loaded_keys(path: Path) -> tuple[Keys, LoadStatus]:
     """What a load gives to a driver, and its status."""
     device = strict_device()
-    cache, result = load_into_cache(device, path, LoadPolicy(tolerated_crashes=tolerated_crashes))
+    cache, result = load_into_cache(device, path)
     keys = keys_in(device.pipeline_cache_data(cache).data)
     device.close()
     return keys, result.status

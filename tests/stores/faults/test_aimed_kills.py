@@ -21,7 +21,7 @@ import pytest
 
 from orchestrator.devices.device import PipelineCache
 from orchestrator.devices.simulated import SimulatedDevice
-from orchestrator.stores.cache_file import LoadPolicy, load_into_cache, save_merged
+from orchestrator.stores.cache_file import load_into_cache, save_merged
 from orchestrator.stores.files.atomic_file import FileOperations, files_through
 from orchestrator.stores.files.recovery import forgive_load
 from tests.campaigns import tries
@@ -80,12 +80,11 @@ class DyingOperations(FileOperations):
 def work(path: Path, trigger: Trigger, seed: int, acknowledge: int) -> NoReturn:
     """Load, compile, save, acknowledge; until killed by its own hand."""
     device = DyingDevice(trigger)
-    policy = LoadPolicy(tolerated_crashes=PROCESSES)
-    cache, _ = load_into_cache(device, path, policy)
+    cache, _ = load_into_cache(device, path)
     first = 1 + 40 * (seed % 150)
     for key in range(first, first + 40):
         compile_keys(device, cache, frozenset({key}))
-        report = save_merged(device, path, cache, policy, lock_wait_s=30.0)
+        report = save_merged(device, path, cache, lock_wait_s=30.0)
         if report.saved_bytes:
             os.write(acknowledge, key.to_bytes(4, "little"))
     os._exit(0)
@@ -115,8 +114,9 @@ def _acknowledged(reading: int) -> set[int]:
 @pytest.mark.parametrize("supervised", [True, False], ids=["supervised", "alone"])
 @pytest.mark.parametrize("aim", AIMS)
 def test_aimed_kills_lose_nothing_that_was_acknowledged(
-    aim: str, supervised: bool, fast_path: Path, count_cases: CountCases
+    aim: str, supervised: bool, fast_path: Path, count_cases: CountCases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("orchestrator.stores.cache_file.TOLERATED_DEATHS", PROCESSES)
     path = path_in(fast_path)
     path.parent.mkdir(mode=0o700, exist_ok=True)
     kills, started, acknowledged = 0, 0, set[int]()

