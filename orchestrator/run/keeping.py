@@ -750,23 +750,16 @@ class CompileCache:
         return GroupCache(held, CacheMode.BINARIES, warm=held.is_filled, was_there=self._was_filled)
 
     def _open_file(self, device: Device, wanted: Keys, path: Path) -> GroupCache:
-        options, merges = self.options, device.features.internally_synchronized_merge
-        relaxed = options.relax_driver_version
-        two_level = self.decision.mode is CacheMode.TWO_LEVEL
+        options, relax = self.options, self.options.relax_driver_version
+        merges = device.features.internally_synchronized_merge and self.decision.mode is CacheMode.TWO_LEVEL
         replaces = self._to_replace(path)
         if replaces:
-            primary = device.create_pipeline_cache(
-                internally_synchronized_merge=two_level and merges, name="primary"
-            )
+            primary = device.create_pipeline_cache(internally_synchronized_merge=merges, name="primary")
             loaded = LoadResult(LoadStatus.MISSING, path)
             self._notes.append(f"{path} also holds pipelines that are not of this set: it is made anew")
         else:
             primary, loaded = load_into_cache(
-                device,
-                path,
-                relax_driver_version=relaxed,
-                internally_synchronized_merge=two_level and merges,
-                name="primary",
+                device, path, relax_driver_version=relax, internally_synchronized_merge=merges, name="primary"
             )
         warm, held = loaded.status is LoadStatus.LOADED, None
         if warm:
@@ -780,7 +773,7 @@ class CompileCache:
         own, keeper = self._own_hashes.setdefault(path, set()), None
         if not options.expect_hits:
             keeper = CacheKeeper(
-                device, path, loaded, options.save_policy, relaxed, own_hashes=own, replaces=replaces
+                device, path, loaded, options.save_policy, relax, own_hashes=own, replaces=replaces
             )
         return GroupCache(
             primary,
