@@ -28,7 +28,6 @@ from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.opening import own_process
 from orchestrator.run.options import RunOptions, unsteered_schedule
 from orchestrator.run.records import RunReport
-from orchestrator.schedule.options import Followers
 from orchestrator.sets.authoring.manifest import pack_manifest
 from orchestrator.sets.image.rearranged import repeat_pipelines
 from orchestrator.sets.sample import sample_manifest_path
@@ -98,7 +97,7 @@ def run_warm(
         SystemExit: Not all were hits, so that the run says nothing.
     """
     # Passes stand for a larger set, so repeated pipelines are not duplicates here.
-    schedule = evolve(unsteered_schedule(mode, batch_limit=batch), followers=Followers.SEPARATE)
+    schedule = evolve(unsteered_schedule(mode, batch_limit=batch), unites=False)
 
     options = RunOptions(workers=workers, mode=mode, schedule=schedule, keep=True)
     report = run_now(device, prepared, options, primary=data)

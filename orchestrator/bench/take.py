@@ -70,7 +70,6 @@ from orchestrator.run.options import (
     unsteered_schedule,
 )
 from orchestrator.run.records import OutcomeStatus, RunReport, plain_text, status_code
-from orchestrator.schedule.options import Followers
 from orchestrator.sets.image.rearranged import repeat_pipelines
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.prepare import DeviceOpener, opened_groups
@@ -250,7 +249,7 @@ def _measure_hits(
     """
     for mode, times in hit_s.items():
         for place, workers in enumerate((1, job.workers)):
-            settings = RunSettings(mode, workers, followers=Followers.SEPARATE)
+            settings = RunSettings(mode, workers, unites=False)
             for passes in (1, job.passes):
                 many = repeat_pipelines(image, run_order(image, passes=passes))
                 report = _run(device, many, settings, data).report
@@ -313,7 +312,7 @@ class RunSettings:
     mode: CacheMode
     workers: int
     batch: int = BATCH_LIMIT  # Largest number of pipelines in a call.
-    followers: Followers = Followers.CREATE  # The treatment of duplicates.
+    unites: bool = True  # Whether duplicates are compiled once.
     keep: bool = False  # Whether pipelines are kept until the end of the run.
 
 
@@ -344,8 +343,7 @@ class _MergeClock(DriverObserver):
 def settings_of(job: SampleJob) -> RunSettings:
     """The settings of a sample's run."""
     # Passes stand for a larger set, so repeated pipelines are not duplicates here.
-    followers = Followers.SEPARATE if job.passes > 1 else Followers.CREATE
-    return RunSettings(job.mode, job.workers, job.batch, followers, keep=True)
+    return RunSettings(job.mode, job.workers, job.batch, unites=job.passes == 1, keep=True)
 
 
 def _run(
@@ -367,7 +365,7 @@ def _run(
             known.of(image),
             held=np.ones(len(image), np.bool_) if warm else None,
             batch=settings.batch,
-            followers=settings.followers,
+            unites=settings.unites,
         )
         schedule.ask_keys(device, PipelineKeyUse.AUTO)
         options = RunOptions(workers=settings.workers, mode=settings.mode, keep=settings.keep)

@@ -21,11 +21,11 @@ import trio
 
 from orchestrator.cli.errors import UsageError
 from orchestrator.cli.events import EVENTS
-from orchestrator.run.commands import AnyCommand, PipelineCommand
+from orchestrator.run.commands import AnyCommand, Budget, PipelineCommand
 from orchestrator.run.records import encode_json
 
 if TYPE_CHECKING:
-    from orchestrator.run.steering import SentCommands, Steering
+    from orchestrator.run.steering import Steering, Wait
 
 _KINDS: Final = {each.__struct_config__.tag: each for each in EVENTS}
 _DESCRIPTOR: Final = 3
@@ -156,14 +156,14 @@ class CommandReader:
                     number += 1
                     if line.strip() and (sent := self._obey(number, line, steering)) is not None:
                         nursery.start_soon(self._answer, number, sent)
-                steering.close()
+                steering.send(Budget(seconds=None))  # for nobody gives another one
                 if not started:
                     task_status.started()
         finally:
             for command, unknown in self._unanswered.values():
                 self._tell_answer(command, unknown)
 
-    def _obey(self, number: int, line: bytes, steering: Steering) -> SentCommands | None:
+    def _obey(self, number: int, line: bytes, steering: Steering) -> Wait | None:
         try:
             command = msgspec.json.decode(line, type=AnyCommand)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -181,8 +181,8 @@ class CommandReader:
         self._unanswered[number] = (command, unknown)
         return steering.send(command)
 
-    async def _answer(self, number: int, sent: SentCommands) -> None:
-        await sent.wait()
+    async def _answer(self, number: int, wait: Wait) -> None:
+        await wait()
         self._tell_answer(*self._unanswered.pop(number))
 
     def _tell_answer(self, command: AnyCommand, unknown: tuple[str, ...]) -> None:

@@ -29,7 +29,7 @@ from orchestrator.run.records import CREATED_CODES, OutcomeStatus, RunReport, Sa
 from orchestrator.run.steering import STEERED_BATCHES_S
 from orchestrator.run.workers import lacking_code
 from orchestrator.schedule.costs import candidate_duplicates, distrusted_kinds, estimated_costs
-from orchestrator.schedule.options import Followers, Priority, ScheduleOptions
+from orchestrator.schedule.options import Priority, ScheduleOptions
 from orchestrator.schedule.scheduler import Scheduler
 
 _Mask = npt.NDArray[np.bool_]
@@ -54,8 +54,8 @@ class CompileSchedule:
     # how long work may begin; batches are small then, as they are where the run is `steered`
     limit_s: float | None = None
     steered: bool = False
-    followers: Followers = Followers.CREATE  # what becomes of pipelines that are the same as another
-    few_for_hits: bool = False  # as in `ScheduleOptions`
+    unites: bool = True  # as in `ScheduleOptions`
+    few_for_hits: bool = False  # likewise
     streaming: bool = False  # pipelines are submitted while the run goes on, and batches are short
     notes: list[str] = field(factory=list, init=False)  # what a reader of the report must know
     keys_ns: int = field(default=0, init=False)
@@ -150,7 +150,7 @@ class CompileSchedule:
         self._scheduler = scheduler_of(
             self.image,
             self.workers,
-            evolve(options, followers=self.followers, few_for_hits=self.few_for_hits),
+            evolve(options, unites=self.unites, few_for_hits=self.few_for_hits),
             recorded_ns=self.recorded_ns,
             held=self.held,
             speculative=lacking_code(self.prepared),

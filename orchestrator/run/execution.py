@@ -53,8 +53,7 @@ async def run_pipelines(
             caller's, who must not use it during the run. Or initial data, or None, for one that the run
             makes: its data is returned as `RunReport.cache_data`, and it is destroyed.
         scheduler: A new one over the jobs of the image (see `scheduler_of`); `options.schedule` is not used
-            then. None for one with estimated costs. Where pipelines share the outcome of equal work
-            (`Followers.SHARE`), they get that status, no driver time and no worker.
+            then. None for one with estimated costs.
         stop: Ends the run early when set: the batches in flight are waited for, everything is merged, and the
             report is returned with NOT_RUN for the rest. (Cancelling instead loses the report.)
             A `Steering` may say more.
@@ -64,9 +63,8 @@ async def run_pipelines(
 
     Raises:
         TypeError: An argument is of another type.
-        ValueError: The scheduler is not of so many pipelines or workers; a skipped pipeline does not exist; a
-            primary in mode NONE, or of a kind that the mode does not use; mode SHARED or TWO_LEVEL with an
-            externally synchronized primary; pipelines are to be kept that would only share an outcome.
+        ValueError: The scheduler is not of so many pipelines or workers; a primary in mode NONE, or of a kind
+            that the mode does not use; mode SHARED or TWO_LEVEL with an externally synchronized primary.
         DriverError: A cache could not be created.
         DeviceError: The primary is another device's.
         ExternalSynchronizationError: The caller used one of the caches during the run.

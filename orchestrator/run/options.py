@@ -13,7 +13,7 @@ import enum
 import math
 import operator
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,21 +122,6 @@ def _switch(default: bool) -> Any:
 _IS_TEXT = validators.instance_of(str)
 
 
-def check_skipped(skipped: object, count: int | None = None) -> None:
-    """Check what names pipelines to leave out; with `count`, also that the image has them.
-
-    Raises:
-        TypeError: It does not give a reason by index.
-        ValueError: The image has no such pipeline.
-    """
-    if not isinstance(skipped, Mapping) or not all(
-        hasattr(index, "__index__") and isinstance(reason, str) for index, reason in skipped.items()
-    ):
-        raise TypeError(f"'skipped' gives a reason by pipeline, such as {{3: 'why'}}, not {skipped!r}")
-    if count is not None and (wrong := sorted(each for each in skipped if not 0 <= each < count)):
-        raise ValueError(f"'skipped' names pipeline {wrong[0]}; the image has 0 to {count - 1}")
-
-
 def duration_ns(seconds: float | None) -> int | None:
     """A time limit in ns; None where there is none: for None, infinity, and what no clock can count.
 
@@ -211,9 +196,7 @@ class RunOptions:
         merge: When worker caches are merged into the primary. None for `ROLLING` in mode TWO_LEVEL, whose
             workers look things up in the primary, and `BARRIER` in the others.
         schedule: Settings of the schedule. None for those that suit the mode: `unsteered_schedule` for
-            `run_pipelines`, short batches for `open_session`. With `Followers.SHARE` nothing can be kept.
-        skipped: Pipelines to leave out because the device lacks something, by index, with the reason. What
-            links one of them is skipped too.
+            `run_pipelines`, short batches for `open_session`.
         keep: Keep the pipelines for the caller, who owns them: `OutcomeTable.handles`,
             `PipelineSession.take`. They are destroyed where there will be no report.
         time_limit_s: Seconds from the first job on in which batches may begin; None for no limit. The batches
@@ -230,9 +213,6 @@ class RunOptions:
     merge: MergePolicy | None = field(default=None, validator=_IS_MERGE)
     schedule: ScheduleOptions | None = field(
         default=None, validator=validators.optional(validators.instance_of(ScheduleOptions))
-    )
-    skipped: Mapping[int, str] = field(
-        factory=dict, validator=lambda _self, _field, value: check_skipped(value)
     )
     keep: bool = _switch(False)
     time_limit_s: float | None = _time_limit()

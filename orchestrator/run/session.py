@@ -46,7 +46,6 @@ from orchestrator.run.records import (
     TimeToGo,
     status_code,
 )
-from orchestrator.run.steering import checked_priority
 from orchestrator.run.workers import Run, checked_run, lacking_code
 from orchestrator.schedule.jobs import Int32s, JobGraph
 from orchestrator.schedule.options import Priority, ScheduleOptions
@@ -143,7 +142,7 @@ class PipelineSession:
             ValueError: There is no such pipeline or priority.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
-        asked, priority = self._chosen(pipelines), checked_priority(priority)
+        asked, priority = self._chosen(pipelines), Priority(priority)
         self._check_loop()
         for first in range(0, max(1, len(asked)), _AT_ONCE):
             # Whoever waits for what was cancelled sees that before it is queued again.
@@ -187,7 +186,7 @@ class PipelineSession:
     def promote(self, pipelines: Pipelines, priority: Priority) -> int:
         """Raise queued pipelines, and those that they wait for, to a priority; returns how many rose."""
         asked = self._chosen(pipelines)
-        priority = checked_priority(priority)
+        priority = Priority(priority)
         with self.exchange.steering() as schedule:
             return schedule.promote(asked.tolist(), priority)
 
@@ -439,7 +438,7 @@ class PipelineSession:
                 return
             lost = schedule.unassignable
             lost = {each: lost[each] for each in news.tolist() if each in lost}
-            self._run.take_inferred(lost, *schedule.shared())
+            self._run.take_inferred(lost)
             final = schedule.final(news)
             self._stale_total |= len(final) < len(news)  # a library was cancelled with what links it
             status = self.table.status[final]

@@ -20,17 +20,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
 from orchestrator.run.commands import (
-    MOST_SECONDS,
     AnyCommand,
     Budget,
     Cancel,
     Promote,
     Stop,
     Urgency,
-    checked_keys,
+    key_texts,
 )
 from orchestrator.run.options import duration_ns
 from orchestrator.run.records import OutcomeStatus, OutcomeTable, status_code
@@ -41,21 +40,12 @@ STEERED_BATCHES_S: Final = 0.4
 """Batches of a steered compile are as short as under this time limit: what is urgent waits for them."""
 
 Wait = Callable[[], Awaitable[object]]
-"""Waits until commands have taken effect."""
+"""Waits until commands have taken effect: no cancelled pipeline is in the driver any more."""
 
 CommandHandler = Callable[[tuple[AnyCommand, ...]], Wait]
 """Gets commands at once and in order."""
 
 PRIORITIES: Final[dict[Urgency, Priority]] = {"now": Priority.NOW, "soon": Priority.SOON}
-
-
-def checked_priority(priority: Priority) -> Priority:
-    """A priority; raises ValueError where it is none, nor the number of one."""
-    try:
-        return Priority(priority)
-    except ValueError:
-        names = ", ".join(f"Priority.{each.name}" for each in Priority)
-        raise ValueError(f"a priority is one of {names}, not {priority!r}") from None
 
 
 class Settlement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,18 +79,6 @@ class Settlement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return set().union(*self.outcomes.values())
 
 
-@frozen
-class SentCommands:
-    """Commands that were sent."""
-
-    _waits: tuple[Wait, ...]
-
-    async def wait(self) -> None:
-        """Wait until they have taken effect: no cancelled pipeline is in the driver any more."""
-        for each in self._waits:
-            await each()
-
-
 @define(eq=False)
 class _InEffect:
     priorities: dict[int, Priority] = field(factory=dict)
@@ -111,7 +89,7 @@ class _InEffect:
 
 @define(eq=False)
 class Steering:
-    """Steers a compile, or several at once. Belongs to the trio thread; closed after the last command.
+    """Steers a compile, or several at once. Belongs to the trio thread.
 
     Attributes:
         stop: Ends the compile early when set.
@@ -154,40 +132,12 @@ class Steering:
 
     # --- who steers
 
-    def promote(self, keys: Collection[int], priority: Priority = Priority.NOW) -> SentCommands:
-        """Make pipelines at least so urgent; all begin as `Priority.BACKGROUND`. Unknown keys do nothing.
+    def send(self, *commands: AnyCommand) -> Wait:
+        """Send commands to all running runs, and to those that begin later; returns what waits for them.
 
-        Raises:
-            TypeError: A key is no whole number.
-            ValueError: A key is not of 64 bits, or there is no such priority.
+        A budget counts from now on, and at least one batch begins in it. After the last command it is to be
+        lifted, for nobody gives another one.
         """
-        pipelines, priority = checked_keys(keys), checked_priority(priority)
-        names = (name for name, each in PRIORITIES.items() if each is priority)
-        return self.send(*(Promote(pipelines=pipelines, priority=name) for name in names))
-
-    def cancel(self, keys: Collection[int]) -> SentCommands:
-        """Leave pipelines out for the rest of this compile, unless they have begun or others link them.
-
-        Raises as `promote`.
-        """
-        return self.send(Cancel(pipelines=checked_keys(keys)))
-
-    def limit_time(self, seconds: float | None) -> SentCommands:
-        """Let batches begin for so long from now, at least one, then wait for more; 0: none, None: no end.
-
-        Raises:
-            ValueError: It is negative, or no number.
-        """
-        limit_ns = duration_ns(seconds)
-        is_bounded = limit_ns is not None and limit_ns <= MOST_SECONDS * 1e9
-        return self.send(Budget(seconds=seconds if is_bounded else None))
-
-    def close(self) -> None:
-        """End the commands; a budget is lifted, since nobody would give another one."""
-        self.limit_time(None)
-
-    def send(self, *commands: AnyCommand) -> SentCommands:
-        """Send commands to all running runs, and to those that begin later."""
         held = self._in_effect
         for each in commands:
             match each:
@@ -201,7 +151,13 @@ class Steering:
                     held.budget = each
                 case Stop():
                     self.stop.set()
-        return SentCommands(tuple(each(commands) for each in held.handlers))
+        waits = [each(commands) for each in held.handlers]
+
+        async def wait() -> None:
+            for each in waits:
+                await each()
+
+        return wait
 
     # --- what is steered
 
@@ -220,9 +176,9 @@ class Steering:
         commands: list[AnyCommand] = []
         for name, priority in PRIORITIES.items():
             if keys := [key for key, each in held.priorities.items() if each is priority]:
-                commands.append(Promote(pipelines=checked_keys(keys), priority=name))
+                commands.append(Promote(pipelines=key_texts(keys), priority=name))
         if held.cancelled:
-            commands.append(Cancel(pipelines=checked_keys(held.cancelled)))
+            commands.append(Cancel(pipelines=key_texts(held.cancelled)))
         budget = held.budget
         if self._begun is not None and self._begun[0] is budget and self._begun[1] is not None:
             budget = Budget(seconds=max(0, self._begun[1] - time.perf_counter_ns()) / 1e9)

@@ -48,7 +48,7 @@ from orchestrator.run.accounting import CallLog, ThreadMeter, driver_time_ns
 from orchestrator.run.caches import Creator, MergedHook, RunCaches, duplicates
 from orchestrator.run.exchange import BatchResult, Exchange
 from orchestrator.run.first_error import first_error
-from orchestrator.run.options import BARRIER, ROLLING, RunOptions, available_workers, check_skipped
+from orchestrator.run.options import BARRIER, ROLLING, RunOptions, available_workers
 from orchestrator.run.records import (
     Barrier,
     Calls,
@@ -184,7 +184,6 @@ class Run:
     """State of one run. Its blocking methods are called in a thread, one at a time, workers apart.
 
     The arguments are those of `run_pipelines`, which `checked_run` has checked.
-    It raises ValueError where pipelines are to be kept that would only share an outcome.
     """
 
     def __init__(
@@ -196,10 +195,6 @@ class Run:
         scheduler: Scheduler,
         on_merged: MergedHook | None,
     ) -> None:
-        if options.keep and scheduler.shares_outcomes:
-            raise ValueError(
-                "a pipeline that shares another one's outcome is not created, so it cannot be kept"
-            )
         self.device = device
         self.exchange = Exchange(scheduler)
         self.worker_count = scheduler.workers
@@ -211,7 +206,6 @@ class Run:
             expect_hits=options.expect_hits,
             has_cache=options.mode is not CacheMode.NONE,
         )
-        self._shared = np.zeros(len(self.table), np.bool_)
         self._taking = threading.Lock()
         self._workers: list[Worker] = []
         self._calls: list[Calls] = []
@@ -230,7 +224,6 @@ class Run:
             token=trio.lowlevel.current_trio_token(),
         )
         self.table.settle(OutcomeStatus.FAILED, prepared.unusable)
-        self.table.settle(OutcomeStatus.SKIPPED, options.skipped)
         scheduler.tells_hits = device.features.creation_feedback
         scheduler.exclude(self.table.reasons)
         if prepared.identified is not None:
@@ -246,11 +239,10 @@ class Run:
 
     # --- beside the workers
 
-    def take_inferred(self, lost: Mapping[int, str], followers: Int32s, leaders: Int32s) -> None:
+    def take_inferred(self, lost: Mapping[int, str]) -> None:
         """Set outcomes that follow from those of others.
 
         `lost` are jobs that will not be assigned, with the reason: they fare as the library to blame.
-        `followers` share the outcome of their leaders.
         """
         failed, skipped, not_run = map(
             status_code, (OutcomeStatus.FAILED, OutcomeStatus.SKIPPED, OutcomeStatus.NOT_RUN)
@@ -264,9 +256,6 @@ class Run:
                 is_skipped = skipped in libraries and failed not in libraries
                 outcome = OutcomeStatus.SKIPPED if is_skipped else OutcomeStatus.FAILED
                 self.table.settle(outcome, {index: reason})
-        new = status[followers] == not_run
-        status[followers[new]] = status[leaders[new]]
-        self._shared[followers[new]] = True
 
     def take_handles(self, settled: Int32s) -> npt.NDArray[np.uint64]:
         """Take over kept pipelines that no worker has any more. Any thread: each once."""
@@ -306,8 +295,7 @@ class Run:
             self._recorder.believes_hits = is_told or caches.primary_is_filled
             on_started()
             await self._work(limiter, beside)
-            scheduler = self.exchange.scheduler
-            self.take_inferred(scheduler.unassignable, *scheduler.shared())
+            self.take_inferred(self.exchange.scheduler.unassignable)
             on_barrier()
             reported = True
         finally:
@@ -431,14 +419,11 @@ class Run:
 
     def _notes(self, calls: int) -> list[str]:
         exchange = self.exchange
-        shared = int(np.count_nonzero(self._shared[: len(self.table)] & (self.table.worker < 0)))
         notes = {
             f"the device was lost, so nothing more was tried: {exchange.device_lost}": exchange.device_lost,
             "the time limit was reached: run again, with the same cache, for what remains": (
                 exchange.out_of_time and not exchange.cancelled
             ),
-            f"{shared} pipelines are the same work as another one and share its outcome: they were not "
-            "created": shared,
             f"creation feedback says that {self._recorder.disbelieved} pipelines came from a cache that held "
             "none: they count as compiled": self._recorder.disbelieved,
             "the device gives no creation feedback: hits are not known and count as compiled, and driver "
@@ -463,7 +448,6 @@ def checked_run(
     expect(prepared, PreparedPipelines, "what device.prepare(image) gave")
     expect(options, RunOptions, "RunOptions")
     expect(primary, (PipelineSource, bytes, type(None)), "a cache, or its data as bytes, or None")
-    check_skipped(options.skipped, len(prepared.image))
     mode = options.mode
     if options.expect_hits and not device.features.compile_required:
         raise DeviceError(

@@ -131,11 +131,3 @@ def trusted_keys(image: CreateInfoImage, keys: Keys) -> list[bytes | None]:
     """The keys, with None for the kinds that `distrusted_kinds` names."""
     distrusted = {KINDS.index(kind) for kind in distrusted_kinds(image, keys)}
     return [None if kind in distrusted else key for key, kind in zip(keys, image.kinds.tolist(), strict=True)]
-
-
-def proven_keys(image: CreateInfoImage, keys: Keys) -> npt.NDArray[np.bool_]:
-    """Which pipelines have a key of a kind whose keys differ for different code, shape (n,)."""
-    known = np.array([key is not None for key in trusted_keys(image, keys)], np.bool_)
-    code = code_numbers(image)
-    several = [kind for kind in range(len(KINDS)) if len(np.unique(code[known & (image.kinds == kind)])) > 1]
-    return np.asarray(known & np.isin(image.kinds, several))

@@ -10,15 +10,14 @@ One job is one pipeline, numbered as in the set. Only `transitions.py` changes t
     not found without its code                     ASSIGNED          WAITING, until that is supplied
     its code is supplied                           WAITING           READY if it waits for nothing else
     finished, failed                               ASSIGNED          CREATED, FAILED
-    its leader was created                         JOINED            SHARED; READY or WAITING where it is
-                                                                     created too
+    its leader was created                         JOINED            READY or WAITING
     its leader failed                              JOINED            UNASSIGNABLE
     its leader was cancelled or is unassignable    JOINED            READY or WAITING for the first follower,
                                                                      which leads the others
     excluded, or a library of it was not created   WAITING, READY,   UNASSIGNABLE
     cancelled                                      JOINED            CANCELLED
 
-CREATED, SHARED, FAILED and UNASSIGNABLE are final.
+CREATED, FAILED and UNASSIGNABLE are final.
 
 Guarantees: the number of jobs in each state, and the cost of those that are WAITING or READY, are known
 without a scan. Keys are compared in full.
@@ -35,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.schedule.costs import DEFAULT_COST_NS, UInt64s, estimated_costs, proven_keys, trusted_keys
+from orchestrator.schedule.costs import DEFAULT_COST_NS, UInt64s, estimated_costs, trusted_keys
 from orchestrator.schedule.options import Priority
 
 Int32s = npt.NDArray[np.int32]
@@ -50,9 +49,7 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
     costs_ns: npt.NDArray[np.int64] | None = None  # estimated cost of compiling each job
     keys: UInt64s | None = None  # state keys: jobs with one key are the same work
     # The driver's keys as numbers, 0 where one is not known: jobs with one number compile to the same code.
-    # Those that are proven may share an outcome; None: all of them.
     pipeline_keys: UInt64s | None = None
-    proven_keys: npt.NDArray[np.bool_] | None = None
     hits: npt.NDArray[np.bool_] | None = None  # jobs that a cache is expected to hold
     speculative: npt.NDArray[np.bool_] | None = None  # jobs without their code, tried without it first
     module_start: npt.NDArray[np.int64] | None = None  # (n + 1,); as of libraries
@@ -80,12 +77,11 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
         Raises:
             ValueError: The number of costs or keys is not that of the pipelines.
         """
-        numbers = proven = None
+        numbers = None
         if pipeline_keys is not None:
             number_of: dict[bytes | None, int] = {None: 0}
             trusted = trusted_keys(image, pipeline_keys)
             numbers = np.array([number_of.setdefault(key, len(number_of)) for key in trusted], np.uint64)
-            proven = proven_keys(image, pipeline_keys)
         return cls(
             image.kinds,
             image.library_slot_start,
@@ -93,7 +89,6 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
             costs_ns=estimated_costs(image, recorded_ns),
             keys=image.keys,
             pipeline_keys=numbers,
-            proven_keys=proven,
             hits=hits,
             speculative=speculative,
             module_start=image.module_slot_start,
@@ -109,17 +104,14 @@ class JobState(enum.IntEnum):
     JOINED = 2
     ASSIGNED = 3
     CREATED = 4
-    SHARED = 5
-    FAILED = 6
-    UNASSIGNABLE = 7
-    CANCELLED = 8
-    ABSENT = 9
+    FAILED = 5
+    UNASSIGNABLE = 6
+    CANCELLED = 7
+    ABSENT = 8
 
 
 # Plain numbers for the hot paths, where an enum's member costs as much as the work.
-WAITING, READY, JOINED, ASSIGNED, CREATED, SHARED, FAILED, UNASSIGNABLE, CANCELLED, ABSENT = map(
-    int, JobState
-)
+WAITING, READY, JOINED, ASSIGNED, CREATED, FAILED, UNASSIGNABLE, CANCELLED, ABSENT = map(int, JobState)
 
 COMPILE, HIT, WAVE, FOLLOW = range(4)
 """Lanes. A job is in one: it is to be compiled; a cache is expected to hold it; it is tried without its code;
@@ -139,12 +131,11 @@ class JobTable:
 
     Args:
         jobs: The graph.
-        second: Its driver keys that are used, 0 for none.
         by_cost: Whether jobs have ranks and are expected to hit.
         unites: Whether jobs with equal keys are the same work.
     """
 
-    def __init__(self, jobs: JobGraph, second: UInt64s | None, *, by_cost: bool, unites: bool) -> None:
+    def __init__(self, jobs: JobGraph, *, by_cost: bool, unites: bool) -> None:
         count = self.count = len(jobs)
         estimates = np.full(count, DEFAULT_COST_NS) if jobs.costs_ns is None else np.maximum(jobs.costs_ns, 1)
         lane = np.full(count, COMPILE, np.uint8)
@@ -183,7 +174,7 @@ class JobTable:
         self.keys = np.empty(0, np.uint64) if jobs.keys is None else jobs.keys
         self.work = np.arange(count, dtype=np.int32)  # the first job that is the same work
         if unites:
-            self._unite(second)
+            self._unite(jobs.pipeline_keys)
         # No other job is the same work, links it or is linked by it: nothing follows from what happens to it.
         self.plain = np.bincount(self.work, minlength=count)[self.work] == 1
         for linked in (self.libraries, self.dependents):

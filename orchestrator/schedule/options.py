@@ -31,31 +31,17 @@ class Order(enum.StrEnum):
     GIVEN = "given"
 
 
-class Followers(enum.StrEnum):
-    """What happens to a follower, a job that is the same work as its leader, once the leader was created.
-
-    Attributes:
-        CREATE: The leader's worker creates it too, and finds it in its cache: one compile, and every job has
-            its own pipeline. Choose it where pipelines are kept, or where each outcome must come from the
-            driver. Where followers are compiled all the same, they become ordinary jobs for any worker.
-        SHARE: It gets the leader's outcome and is never assigned, unless another job links it as a library.
-        SEPARATE: It follows no leader: it is created as if it were other work.
-    """
-
-    CREATE = "create"
-    SHARE = "share"
-    SEPARATE = "separate"
-
-
 @frozen
 class ScheduleOptions:
     """Settings of a `Scheduler`; an impossible value is refused with ValueError, or TypeError.
 
     Attributes:
         order: In which order jobs are assigned.
-        followers: What becomes of duplicates.
-        pin_followers: With CREATE, only the leader's worker creates them, because only its cache has the
-            code. False where all workers use one cache.
+        unites: Whether jobs that are the same work follow the first of them, their leader: they are created
+            after it, and found in its worker's cache. Where they are compiled all the same, they become
+            ordinary jobs for any worker.
+        pin_followers: Whether only the leader's worker creates them, because only its cache has the code.
+            False where all workers use one cache.
         target_ns: Time to aim at for a batch, nanoseconds. The default suits a run that is steered: an
             urgent job waits no longer than this for a worker. 200 ms suits a cold run that is not, because
             each call costs half a millisecond outside the driver.
@@ -72,7 +58,7 @@ class ScheduleOptions:
     """
 
     order: Order = field(default=Order.COST, converter=Order)
-    followers: Followers = field(default=Followers.CREATE, converter=Followers)
+    unites: bool = field(default=True, validator=validators.instance_of(bool))
     pin_followers: bool = field(default=True, validator=validators.instance_of(bool))
     target_ns: int = field(default=2_000_000, validator=[validators.instance_of(int), validators.ge(1)])
     batch_limit: int = field(default=256, validator=[validators.instance_of(int), validators.ge(1)])

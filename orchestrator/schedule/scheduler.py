@@ -46,13 +46,12 @@ from orchestrator.schedule.jobs import (
     HIT_COST_NS,
     JOINED,
     READY,
-    SHARED,
     WAVE,
     Int32s,
     JobGraph,
     JobState,
 )
-from orchestrator.schedule.options import Followers, Priority, ScheduleOptions
+from orchestrator.schedule.options import Priority, ScheduleOptions
 from orchestrator.schedule.transitions import Transitions
 
 _HIT_TEAM: Final = 2
@@ -226,11 +225,6 @@ class Scheduler:
         return jobs[(state > ASSIGNED) & (state < CANCELLED)]
 
     @property
-    def shares_outcomes(self) -> bool:
-        """Whether followers get their leader's outcome without being created."""
-        return self.options.followers is Followers.SHARE
-
-    @property
     def exempts(self) -> bool:
         """Whether some jobs are assigned even after the deadline."""
         return self._exempt > 0
@@ -275,13 +269,8 @@ class Scheduler:
         """The jobs among some that are queued or in flight."""
         return jobs[self._table.states_now[jobs] <= ASSIGNED]
 
-    def shared(self) -> tuple[Int32s, Int32s]:
-        """Jobs that share their leader's outcome, ascending, and their leaders."""
-        jobs = np.flatnonzero(self._table.states_now == SHARED).astype(np.int32)
-        return jobs, np.array([self._jobs.leaders[job] for job in jobs.tolist()], np.int32)
-
     def take_settled(self) -> Int32s:
-        """Jobs that were created, shared, lost or cancelled since the last call, and still are; ascending."""
+        """Jobs that were created, lost or cancelled since the last call, and still are; ascending."""
         jobs = np.unique(np.array(self._jobs.settled, np.int32))
         self._jobs.settled.clear()
         return jobs[self._table.states_now[jobs] > ASSIGNED]

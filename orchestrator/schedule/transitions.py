@@ -1,8 +1,8 @@
 """What an event does to a job, and what follows from it for others; the states are those of jobs.py.
 
 Jobs that are the same work have one owner, which is compiled. The others follow it: they wait until it was
-created, and are then created from its worker's cache, or share its outcome. No two jobs wait for each other:
-a job waits for its libraries, or for an owner of the same depth that waits for libraries only.
+created, and are then created from its worker's cache. No two jobs wait for each other: a job waits for its
+libraries, or for an owner of the same depth that waits for libraries only.
 
 Guarantees: every queued job is ready, or waits for code, or for a library or an owner that is queued or
 assigned. So when no job is ready, assigned, or without its code, none is queued.
@@ -27,7 +27,6 @@ from orchestrator.schedule.jobs import (
     HIT_COST_NS,
     JOINED,
     READY,
-    SHARED,
     UNASSIGNABLE,
     WAITING,
     WAVE,
@@ -35,7 +34,7 @@ from orchestrator.schedule.jobs import (
     JobGraph,
     JobTable,
 )
-from orchestrator.schedule.options import Followers, Order, ScheduleOptions
+from orchestrator.schedule.options import Order, ScheduleOptions
 
 _FEW = 32
 """So many jobs are queued one by one."""
@@ -46,13 +45,8 @@ class Transitions:
 
     def __init__(self, jobs: JobGraph, workers: int, options: ScheduleOptions) -> None:
         self._options = options
-        self._shares = options.followers is Followers.SHARE
         self._by_cost = options.order is Order.COST
-        second = jobs.pipeline_keys
-        if second is not None and jobs.proven_keys is not None and self._shares:
-            second = np.where(jobs.proven_keys, second, np.uint64(0))
-        unites = options.followers is not Followers.SEPARATE
-        self.table = table = JobTable(jobs, second, by_cost=self._by_cost, unites=unites)
+        self.table = table = JobTable(jobs, by_cost=self._by_cost, unites=options.unites)
         self.compiles = ReadyQueue(table, COMPILE)  # to be compiled
         self.hits = ReadyQueue(table, HIT)  # that a cache is expected to hold
         self.wave = ReadyQueue(table, WAVE)  # to be tried without their code
@@ -62,7 +56,7 @@ class Transitions:
         self.unassignable: dict[int, str] = {}  # jobs that were entered and will never be assigned
         self._causes: dict[int, str] = {}  # why a job that failed or is unassignable is so, links left out
         self.leaders: dict[int, int] = {}  # the job that each follower follows
-        self.settled: list[int] = []  # created, shared, lost or cancelled jobs; the caller clears it
+        self.settled: list[int] = []  # created, lost or cancelled jobs; the caller clears it
         self._joined: dict[int, dict[int, None]] = {}  # by leader, in the order in which they joined
         self._owners: dict[int, int] = {}  # by work; the first job of a work where it is not here
         self._lacking: set[int] = set()  # without their code
@@ -127,11 +121,6 @@ class Transitions:
     def _follow(self, job: int) -> None:
         """The leader of a queued job was created."""
         table, leader = self.table, self.leaders[job]
-        if self._shares and job not in table.dependents:
-            table.move(job, SHARED)
-            self.settled.append(job)
-            self._give_up_libraries(job)
-            return
         self._set_lane(job, FOLLOW)
         table.worker[job] = table.worker[leader]
         self._release(job)
@@ -223,8 +212,7 @@ class Transitions:
         if self._joined:
             for leader in numbers:
                 for job in self._joined.pop(leader, ()):
-                    if table.state[job] == JOINED:  # what shared an outcome may have given up a library
-                        self._follow(job)
+                    self._follow(job)
         if table.dependents:
             freed = {each for library in numbers for each in table.dependents.get(library, ())}
             for job in sorted(freed):

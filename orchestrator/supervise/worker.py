@@ -34,7 +34,7 @@ from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.limits import error_of_memory, limit_memory
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.run.records import CompileReport, encode_msgpack
-from orchestrator.run.steering import SentCommands, Settlement, Steering
+from orchestrator.run.steering import Settlement, Steering, Wait
 from orchestrator.sets.decoder import decoding_processes
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.rearranged import job_of, only
@@ -171,8 +171,8 @@ class WorkerFork:
     def _obey(self, number: int, steering: Steering, nursery: trio.Nursery) -> None:
         token = trio.lowlevel.current_trio_token()
 
-        async def answer(count: int, sent: SentCommands) -> None:
-            await sent.wait()
+        async def answer(count: int, wait: Wait) -> None:
+            await wait()
             self.channel.send(Applied(number, count))
 
         def steer(request: Steer) -> None:

@@ -22,7 +22,7 @@ from orchestrator.run.compile import compile_set
 from orchestrator.run.execution import scheduler_of
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import OutcomeStatus
-from orchestrator.schedule.options import Followers, ScheduleOptions
+from orchestrator.schedule.options import ScheduleOptions
 from orchestrator.schedule.scheduler import Scheduler
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.opening import open_paths
@@ -106,8 +106,8 @@ def test_duplicates_are_made_after_their_originals_and_the_passes_of_a_set_are_n
 ) -> None:
     row = take_sample(sample_job(recorded, duplicates=1.0, workers=4))
     assert (row.created, row.hits, row.duplicate_keys) == (8, 4, 0)
-    assert settings_of(sample_job(recorded)).followers is Followers.CREATE
-    assert settings_of(sample_job(recorded, passes=2)).followers is Followers.SEPARATE
+    assert settings_of(sample_job(recorded)).unites
+    assert not settings_of(sample_job(recorded, passes=2)).unites
 
 
 def test_a_sample_and_a_compile_are_scheduled_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from orchestrator.run.execution import scheduler_of
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.session import PipelineSession, open_session
-from orchestrator.schedule.options import Followers, Priority, ScheduleOptions
+from orchestrator.schedule.options import Priority, ScheduleOptions
 from tests.run.cancel_storm import (
     Moment,
     check_and_close,
@@ -201,18 +201,15 @@ async def _one(chance: random.Random) -> tuple[int, ...]:
     prepared = device.prepare(image)
     primary, there = random_primary(chance, device, mode, count)
     keep = chance.random() < 0.3
-    shares = not keep and chance.random() < 0.3
     workers = chance.randint(1, 4)
     scheduler = scheduler_of(
         image,
         workers,
         ScheduleOptions(
-            followers=Followers.SHARE if shares else Followers.CREATE,
             pin_followers=chance.random() < 0.5,
             batch_limit=chance.randint(1, 8),
             streaming=True,
         ),
-        pipeline_keys=[b"%d" % (each // 2) for each in range(count)] if shares else None,
     )
     callers: _Callers | None = None
     session: PipelineSession | None = None
@@ -281,8 +278,7 @@ def _check_report(device: WatchedDevice, session: PipelineSession) -> None:
     created[list(device.created)] = True
     assert (created == (report.pipelines.worker >= 0)).all()
     counts = report.counts()
-    sharing = counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT] - len(device.created)
-    assert sharing == sum(int(note.split()[0]) for note in report.notes if "are the same work as" in note)
+    assert counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT] == len(device.created)
     assert not report.failed
     assert not len(session.unsettled(range(len(report)))) or report.stopped
     if report.pipelines.handles is not None:

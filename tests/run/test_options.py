@@ -27,7 +27,7 @@ from orchestrator.run.options import (
     TrialLimits,
     available_workers,
 )
-from orchestrator.schedule.options import Followers, ScheduleOptions
+from orchestrator.schedule.options import ScheduleOptions
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import opened_groups
@@ -88,8 +88,7 @@ def test_a_selector_that_no_device_can_have_is_refused_before_a_process_is_asked
             workers=3,
             mode=CacheMode.TWO_LEVEL,
             merge=MergePolicy(rolling=True, batches=None, age_ns=7),
-            schedule=ScheduleOptions(followers=Followers.SHARE, batch_limit=9),
-            skipped={4: "feature geometryShader"},
+            schedule=ScheduleOptions(unites=False, batch_limit=9),
             time_limit_s=0.5,
         ),
         CompileOptions(mode=None),

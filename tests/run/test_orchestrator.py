@@ -79,22 +79,6 @@ async def test_failures_are_outcomes_with_the_name_of_the_result() -> None:
     assert report.pipelines.row(7).status is OutcomeStatus.FAILED
 
 
-async def test_what_links_a_skipped_pipeline_is_skipped() -> None:
-    device = SimulatedDevice(SimulatedOptions(unusable={2: "no module"}))
-    prepared = prepared_set(device, libraries={3: [1], 4: [3], 5: [1, 2]})
-    report = await run_pipelines(
-        device, prepared, RunOptions(workers=2, skipped={1: "feature geometryShader"})
-    )
-    check_sums(report)
-    assert [each.index for each in report.skipped] == [1, 3, 4]
-    assert [each.index for each in report.failed] == [2, 5]
-    assert (
-        report.skipped[2].reason
-        == "links pipeline 0000000000000003, which was not created: feature geometryShader"
-    )
-    assert sorted(device.compile_counts) == [0, *range(6, 300)]
-
-
 async def test_a_call_that_fails_as_a_whole_costs_only_the_pipeline_to_blame() -> None:
     device = RefusingDevice({3: ERROR_OUT_OF_HOST_MEMORY, 200: ERROR_UNKNOWN})
     prepared = prepared_set(device, libraries={100: [3]})
@@ -157,11 +141,10 @@ async def test_progress_never_lies() -> None:
     report = await run_pipelines(
         device,
         prepared_set(device),
-        RunOptions(workers=2, skipped={1: "no feature"}),
+        RunOptions(workers=2),
         on_progress=seen.append,
     )
     assert {each.total for each in seen} == {300}
-    assert seen[0].skipped == seen[-1].skipped == 1
     assert seen[0].failed == 1
     assert seen[0].eta_s is None
     assert [each.done for each in seen] == sorted(each.done for each in seen)

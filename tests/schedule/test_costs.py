@@ -12,13 +12,10 @@ from orchestrator.schedule.costs import (
     candidate_duplicates,
     distrusted_kinds,
     estimated_costs,
-    proven_keys,
     trusted_keys,
 )
 from orchestrator.schedule.jobs import JobGraph
-from orchestrator.schedule.options import Followers, ScheduleOptions
-from orchestrator.schedule.scheduler import Scheduler
-from tests.schedule.machine import drain, image_of
+from tests.schedule.machine import image_of
 
 
 def test_more_code_costs_more() -> None:
@@ -89,7 +86,6 @@ def test_one_key_for_different_code_is_worth_nothing() -> None:
     image = image_of([[0], [1], [1], [0]])
     assert distrusted_kinds(image, [A, A, None, None]) == (PipelineKind.GRAPHICS,)
     assert trusted_keys(image, [A, A, B, None]) == [None] * 4
-    assert not proven_keys(image, [A, A, B, None]).any()
 
 
 def test_one_key_for_one_code_is_a_duplicate() -> None:
@@ -97,29 +93,6 @@ def test_one_key_for_one_code_is_a_duplicate() -> None:
     keys = [A, A, B, C]
     assert distrusted_kinds(image, keys) == ()
     assert trusted_keys(image, keys) == keys
-    assert proven_keys(image, keys).all()
-
-
-def test_nothing_is_proven_where_there_is_one_code() -> None:
-    image = image_of([[0], [0], [1]])
-    assert not proven_keys(image, [A, A, None]).any()
-    assert proven_keys(image, [A, None, B]).tolist() == [True, False, True]
-
-
-def created(keys: list[bytes | None], modules: list[list[int]], followers: Followers) -> list[int]:
-    """Jobs that a scheduler hands out."""
-    jobs = JobGraph.of_image(image_of(modules), pipeline_keys=keys)
-    return sorted(drain(Scheduler(jobs, 1, ScheduleOptions(followers=followers))))
-
-
-def test_share_relies_on_proven_keys_only() -> None:
-    # One code: nothing proves that the driver's keys tell anything apart, so all are created.
-    one_code, two_codes = [[1], [1], [1]], [[1], [1], [2]]
-    assert created([A, A, A], one_code, Followers.SHARE) == [0, 1, 2]
-    assert created([A, A, B], two_codes, Followers.SHARE) == [0, 2]
-    # One key for different code: worth nothing, however often it comes.
-    assert created([A, A, A], two_codes, Followers.SHARE) == [0, 1, 2]
-    assert created([A, A, A], two_codes, Followers.CREATE) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("kind", PipelineKind)

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from orchestrator.schedule.jobs import JobGraph, JobState
-from orchestrator.schedule.options import Followers, Order, Priority, ScheduleOptions
+from orchestrator.schedule.options import Order, Priority, ScheduleOptions
 from orchestrator.schedule.scheduler import Assignment, Done, Paused, Scheduler, Wait
 from tests.schedule.machine import drain, in_state, job_graph, jobs_of, requested
 
 MS = 1_000_000
 ONE = ScheduleOptions(batch_limit=1)
 STREAM = ScheduleOptions(batch_limit=1, streaming=True)
-SHARING = ScheduleOptions(followers=Followers.SHARE, streaming=True)
 
 
 def some(jobs: Iterable[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -81,23 +80,16 @@ def test_a_follower_whose_code_came_late_is_created_where_its_leader_was_compile
     assert scheduler.request(1) == Done()
 
 
-@pytest.mark.parametrize("followers", [Followers.CREATE, Followers.SHARE])
 @pytest.mark.parametrize("second", [False, True])
-def test_the_same_work_is_done_once(followers: Followers, second: bool) -> None:
+def test_the_same_work_is_done_once(second: bool) -> None:
     keys = [7, 8, 7, 7, 9]
     graph = job_graph(5, keys=None if second else keys, pipeline_keys=keys if second else None)
-    scheduler = Scheduler(graph, 2, ScheduleOptions(followers=followers, batch_limit=1))
+    scheduler = Scheduler(graph, 2, ONE)
     first = requested(scheduler, 0)
     assert jobs_of(first) == [0]
     assert [jobs_of(requested(scheduler, 1))] == [[1]]
     scheduler.finished(0, first, compiles=1, elapsed_ns=5 * MS)
-    rest = drain(scheduler)
-    if followers is Followers.CREATE:
-        assert rest == [2, 3, 4]
-    else:
-        assert rest == [4]
-        assert scheduler.state_of(2) is JobState.SHARED
-        assert scheduler.leader_of(2) == 0
+    assert drain(scheduler) == [2, 3, 4]
 
 
 def test_a_follower_goes_to_the_worker_whose_cache_has_it() -> None:
@@ -113,22 +105,6 @@ def test_with_one_cache_any_worker_creates_a_follower() -> None:
     scheduler = Scheduler(job_graph(2, keys=[1, 1]), 2, ScheduleOptions(pin_followers=False))
     scheduler.finished(1, requested(scheduler, 1), compiles=1)
     assert jobs_of(requested(scheduler, 0)) == [1]
-
-
-def test_a_later_request_for_what_is_done_is_settled_at_once() -> None:
-    scheduler = Scheduler(job_graph(2, keys=[5, 5]), 1, SHARING)
-    scheduler.enter(some([0]), Priority.SOON)
-    drain(scheduler)
-    scheduler.enter(some([1]), Priority.SOON)
-    assert scheduler.state_of(1) is JobState.SHARED
-    assert scheduler.take_settled().tolist() == [0, 1]
-
-
-def test_what_others_may_link_does_not_share_an_outcome() -> None:
-    scheduler = Scheduler(job_graph(3, keys=[5, 5, 6], libraries={2: [1]}), 1, SHARING)
-    for job in range(3):
-        scheduler.enter(some([job]), Priority.SOON)
-        assert drain(scheduler) == [job]
 
 
 def test_a_failure_is_the_outcome_of_all_that_is_the_same() -> None:
@@ -154,17 +130,8 @@ def test_a_follower_that_comes_while_its_leader_is_in_flight_still_saves() -> No
     assert drain(scheduler) == [2, 1, 3]
 
 
-def test_a_follower_that_shares_may_give_up_a_library_that_follows_too() -> None:
-    # 0 leads 1, a library that nobody wants but 3; 2 leads 3, which shares its outcome and needs 1 no more.
-    graph = job_graph(4, keys=[1, 1, 2, 2], libraries={2: [0], 3: [1]})
-    scheduler = Scheduler(graph, 1, ScheduleOptions(followers=Followers.SHARE, batch_limit=1))
-    assert scheduler.cancel_jobs([1]).cancelled == 0
-    assert drain(scheduler) == [0, 1, 2]
-    assert scheduler.state_of(3) is JobState.SHARED
-
-
 def test_separate_jobs_follow_nobody() -> None:
-    options = ScheduleOptions(followers=Followers.SEPARATE, batch_limit=1)
+    options = ScheduleOptions(unites=False, batch_limit=1)
     scheduler = Scheduler(job_graph(3, keys=[1, 1, 1], pipeline_keys=[2, 2, 2]), 2, options)
     batches = [requested(scheduler, worker) for worker in range(2)]
     assert [jobs_of(each) for each in batches] == [[0], [1]]

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from orchestrator.schedule.jobs import JobState
-from orchestrator.schedule.options import Followers, Order, Priority, ScheduleOptions
+from orchestrator.schedule.options import Order, Priority, ScheduleOptions
 from orchestrator.schedule.scheduler import Assignment, Cancellation, Done, Paused, Scheduler, Wait
 from tests.campaigns import tries
 from tests.schedule.machine import QUEUED, assert_consistent, drain, in_state, job_graph, jobs_of
 
-FINAL = {JobState.CREATED, JobState.SHARED, JobState.FAILED, JobState.UNASSIGNABLE, JobState.CANCELLED}
+FINAL = {JobState.CREATED, JobState.FAILED, JobState.UNASSIGNABLE, JobState.CANCELLED}
 GONE = {JobState.CANCELLED, JobState.ABSENT}
 
 OPTIONS = st.builds(
     ScheduleOptions,
     order=st.sampled_from(Order),
-    followers=st.sampled_from(Followers),
+    unites=st.booleans(),
     pin_followers=st.booleans(),
     batch_limit=st.sampled_from([1, 3, 256]),
     target_ns=st.sampled_from([1, 10**6, 10**12]),

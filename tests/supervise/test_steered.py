@@ -15,7 +15,7 @@ import trio.testing
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
-from orchestrator.run.commands import Budget
+from orchestrator.run.commands import Budget, Cancel, Promote, key_texts
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import CompileOptions, RunOptions, TrialLimits
 from orchestrator.run.records import OutcomeStatus
@@ -39,25 +39,25 @@ async def test_what_was_said_holds_for_the_process_that_comes_after_a_death(tmp_
     write_small_set(archive, 0, 12)
     told: list[Settlement] = []
     steering = Steering(on_settled=told.append, steered=True)
-    steering.promote([KEYS[0]])
-    steering.limit_time(0)
+    steering.send(Promote(pipelines=key_texts([KEYS[0]])))
+    steering.send(Budget(seconds=0))
     options = CompileOptions(
         mode="per-worker", workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly")
     )
     stages: list[str] = []
 
     async def steer() -> None:
-        await steering.cancel([KEYS[9]]).wait()
-        steering.limit_time(1e-9)  # one begins
+        await steering.send(Cancel(pipelines=key_texts([KEYS[9]])))()
+        steering.send(Budget(seconds=1e-9))  # one begins
         while not any(each.outcomes[OutcomeStatus.COMPILED] for each in told):
             await trio.sleep(0.01)
-        await steering.promote([KEYS[4]]).wait()
-        steering.limit_time(1e-9)  # the deadly one
+        await steering.send(Promote(pipelines=key_texts([KEYS[4]])))()
+        steering.send(Budget(seconds=1e-9))  # the deadly one
         while not any("trying one pipeline alone" in each for each in stages):
             await trio.sleep(0.01)
         # What the process compiled before it died is not cancelled.
-        await steering.cancel([KEYS[0], KEYS[2]]).wait()
-        await steering.limit_time(None).wait()
+        await steering.send(Cancel(pipelines=key_texts([KEYS[0], KEYS[2]])))()
+        await steering.send(Budget(seconds=None))()
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(steer)
@@ -80,11 +80,11 @@ async def test_what_was_said_holds_for_the_process_that_comes_after_a_death(tmp_
 def test_a_budget_begins_in_each_of_several_compiles_when_it_can() -> None:
     steering = Steering(steered=True)
     one, other = steering.beside(), steering.beside()
-    steering.limit_time(1e-9)
+    steering.send(Budget(seconds=1e-9))
     assert one.until_ns() is not None
     assert one.in_effect() == (Budget(seconds=0),)
     assert other.in_effect() == (Budget(seconds=1e-9),)
-    steering.limit_time(2)
+    steering.send(Budget(seconds=2))
     assert one.in_effect() == (Budget(seconds=2),)
 
 
@@ -98,7 +98,7 @@ async def test_after_many_deaths_nothing_cancelled_is_tried(tmp_path: Path) -> N
     archive = tmp_path / "set.foz"
     write_small_set(archive, 0, 12)
     steering = Steering(steered=True)
-    steering.cancel(KEYS[:7])
+    steering.send(Cancel(pipelines=key_texts(KEYS[:7])))
     options = CompileOptions(
         mode="per-worker", workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_all_deadly")
     )
@@ -145,7 +145,7 @@ async def steered_run(steering: Steering, **options: Any) -> Any:
 @pytest.mark.parametrize("limit_s", [0.01, None])
 async def test_a_run_that_waits_for_time_ends_with_its_time_limit_or_a_stop(limit_s: float | None) -> None:
     steering = Steering(steered=True)
-    steering.limit_time(0)
+    steering.send(Budget(seconds=0))
 
     async def stop() -> None:
         await trio.testing.wait_all_tasks_blocked(0.05)
@@ -161,25 +161,8 @@ async def test_a_run_that_waits_for_time_ends_with_its_time_limit_or_a_stop(limi
 
 async def test_cancelling_all_that_is_left_ends_a_run_that_waits() -> None:
     steering = Steering(steered=True)
-    steering.limit_time(0)
-    steering.cancel(range(30))
+    steering.send(Budget(seconds=0))
+    steering.send(Cancel(pipelines=key_texts(range(30))))
     report = await steered_run(steering)
     assert report.counts()[OutcomeStatus.NOT_RUN] == 30
     assert not report.stopped
-
-
-def test_what_cannot_be_said_is_refused_at_once() -> None:
-    steering = Steering(steered=True)
-    for keys, error in (([-1], ValueError), ([1 << 64], ValueError), (["a"], TypeError), ([1.5], TypeError)):
-        with pytest.raises(error):
-            steering.promote(keys)  # type: ignore[arg-type]
-        with pytest.raises(error):
-            steering.cancel(keys)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"Priority\.NOW, .* not 9"):
-        steering.promote([1], 9)  # type: ignore[arg-type]
-    for seconds in (-1.0, float("nan"), "long"):
-        with pytest.raises(ValueError, match="0 or more is expected"):
-            steering.limit_time(seconds)  # type: ignore[arg-type]
-    assert steering.in_effect() == (Budget(seconds=None),)
-    steering.limit_time(1e300)
-    assert steering.in_effect() == (Budget(seconds=None),)
