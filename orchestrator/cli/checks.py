@@ -19,9 +19,9 @@ from orchestrator.sets.archive.reader import MAGIC
 from orchestrator.sets.inputs import is_regular
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores.binary_export import EXPORT_MAGIC, prove_export
-from orchestrator.stores.binary_store import BinaryStore, StoreError
+from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import CACHE_FILE_SUFFIX, LoadStatus
-from orchestrator.stores.files.atomic_file import distrust, distrust_directory, files
+from orchestrator.stores.files.atomic_file import ReadError, distrust, distrust_directory, files
 from orchestrator.stores.files.recovery import PREVIOUS_SUFFIX, QUARANTINE_DIRECTORY, previous_path
 from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file, inspect_state
 from orchestrator.stores.pack import Pack, PackError, is_pack, missing_shards
@@ -140,7 +140,7 @@ def _check_state(path: Path) -> Checked:
         try:
             with BinaryStore.open(path.parent, create=False) as store:
                 problems += store.verify()
-        except StoreError as error:
+        except ReadError as error:
             problems.append(error.reason)
     return Checked(
         path,

@@ -104,7 +104,6 @@ KINDS: Final = {
     "DeviceError": "device",
     "PackError": "pack",
     "DeliveryError": "pack",
-    "StoreError": "store",
     "BinaryExportError": "store",
     "SaveError": "store",
     "ReadError": "store",
@@ -128,7 +127,6 @@ _STEPS: Final = {
     "DriverError": "try another device (`orchestrator devices`); the driver's own log, and the loader's with "
     "VK_LOADER_DEBUG=all, may say more",
     "DeviceError": "`orchestrator devices` shows what each offers",
-    "StoreError": "`orchestrator binaries verify` looks at all of it; --cache-dir says where it lies",
     "BinaryExportError": "`orchestrator binaries export` makes one; `inspect` says what this is",
     "SaveError": f"name a place of your own ({_PLACES})",
     "ReadError": "check the path, who owns it, and its mode (`ls -ld`)",
@@ -153,6 +151,11 @@ _STEPS_BY_WORDS: Final = (
         "store",
         "there is no store",
         "`orchestrator compile SET --mode binaries` makes one; --cache-dir says where",
+    ),
+    (
+        "store",
+        "state.sqlite: ",
+        "`orchestrator binaries verify` looks at all of it; --cache-dir says where it lies",
     ),
 )
 _OF_SYSTEM: Final = "/proc", "/dev"

@@ -26,9 +26,9 @@ from orchestrator.packs.driver import Install, Installed, pack_driver
 from orchestrator.run.binaries import state_key
 from orchestrator.run.records import CompileReport, OutcomeStatus, plain_text
 from orchestrator.stores.binary_export import device_export, join_exports, prove_export
-from orchestrator.stores.binary_store import BinaryStore, StoreError
+from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import LoadStatus, cache_path
-from orchestrator.stores.files.atomic_file import SaveError, content_hash128
+from orchestrator.stores.files.atomic_file import ReadError, SaveError, content_hash128
 from orchestrator.stores.pack import (
     BINARIES_SUFFIX,
     LeftOut,
@@ -304,7 +304,7 @@ class GrowingPack:
             try:
                 with BinaryStore.open(store_path.parent, create=False) as store:
                     held.append((store_path, device_export(store, ProfileIdentity.of(identity))))
-            except StoreError as error:
+            except ReadError as error:
                 step = "`orchestrator binaries verify` looks at all of it"
                 raise PackError(error.path, error.reason, step) from None
         content = join_exports([each for each in held if each[1]])

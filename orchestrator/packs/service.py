@@ -26,7 +26,7 @@ from orchestrator.packs.driver import (
 from orchestrator.packs.growing import driver_words
 from orchestrator.run.cache_joining import join_loaded, taken
 from orchestrator.stores.binary_export import import_binaries
-from orchestrator.stores.binary_store import BinaryStore, StoreError
+from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import (
     PREFIX_HEADER_SIZE,
     LoadResult,
@@ -35,7 +35,7 @@ from orchestrator.stores.cache_file import (
     save_cache_file,
     save_merged,
 )
-from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.stores.files.atomic_file import ReadError, SaveError
 from orchestrator.stores.pack import Pack, PackError, PackNotes, PackTarget
 from orchestrator.stores.profile_file import ProfileIdentity
 
@@ -157,7 +157,7 @@ def _install_binaries(path: Path, content: bytes, notes: PackNotes, done: Instal
         with BinaryStore.open(Path(done.path).parent) as store:
             put = import_binaries(store, path, content=content, unsigned=True).put
             where = str(store.path)
-    except StoreError as error:
+    except ReadError as error:
         raise SaveError(error.path, "storing the binaries", error.reason) from error
     done = _noted(done, notes)
     notes_now = (*done.notes, *filter(None, [put.lost]))

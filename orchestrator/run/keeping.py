@@ -46,7 +46,7 @@ from orchestrator.run.records import (
     SaveReason,
 )
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.stores.binary_store import BinaryStore, StoreError
+from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import (
     LoadResult,
     LoadStatus,
@@ -732,12 +732,11 @@ class CompileCache:
                     bound_bytes=self.options.binary_store_bytes,
                     create=not self.options.expect_hits,
                 )
-            except StoreError as error:
+            except (SaveError, ReadError) as error:
                 self.file = CacheFileRecord(path=path, error=str(error))
                 self._notes.append(f"binaries are neither looked up nor kept: {error}")
                 held = HeldPipelines.of(device, captures=False)
-                cause = error.__cause__
-                problem = cause if isinstance(cause, SaveError) else SaveError(path, "opening", str(error))
+                problem = error if isinstance(error, SaveError) else SaveError(path, "opening", error.reason)
                 return GroupCache(held, CacheMode.BINARIES, problem=problem)
             if self._store.set_aside:
                 self._notes.append(f"the store of binaries was not used: {self._store.set_aside}")

@@ -117,7 +117,7 @@ def export_binaries(store: BinaryStore, path: Path, key: SigningKey | None = Non
     """Write all that a store holds into a file, atomically; signed where there is a key. Blocking.
 
     Raises:
-        StoreError: The store cannot be read.
+        ReadError: The store cannot be read.
         SaveError: The file cannot be written.
     """
     held = ((each.about, store.pipelines(each.about)) for each in store.statistics().generations)
@@ -127,7 +127,7 @@ def export_binaries(store: BinaryStore, path: Path, key: SigningKey | None = Non
 
 
 def device_export(store: BinaryStore, identity: ProfileIdentity) -> bytes:
-    """What a store holds for one device, as an unsigned export; b"" if that is nothing. Raises StoreError."""
+    """What a store holds for one device, as an unsigned export; b"" if that is nothing. Raises ReadError."""
     there = [each.about for each in store.statistics().generations if each.about.identity == identity]
     return b"".join(_encoded((each, store.pipelines(each)) for each in there)) if there else b""
 
@@ -267,7 +267,7 @@ def import_binaries(
     """Take an export into a store, after all of it was proven; otherwise as `prove_export`. Blocking.
 
     Raises:
-        StoreError: The store cannot be written; what was committed before stays.
+        SaveError: The store cannot be written; what was committed before stays.
     """
     content = read_capped(path, _CAP) if content is None else content
     proven = prove_export(path, content, trust, unsigned=unsigned)

@@ -8,6 +8,7 @@ Beyond the bound, which the database remembers, what was used least recently is 
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import time
@@ -19,11 +20,17 @@ from typing import Any, Final, Self
 
 import msgspec
 from attrs import define, field
+from msgspec.structs import replace
 
 from orchestrator.devices.binary_data import MOST_KEY_BYTES, PipelineBinary
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.errors import OrchestratorError
-from orchestrator.stores.files.atomic_file import MissingFileError, ReadError, SaveError, content_hash128
+from orchestrator.stores.files.atomic_file import (
+    MissingFileError,
+    ReadError,
+    SaveError,
+    content_hash128,
+    status_of,
+)
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.state import Kind, State, state_path
 
@@ -50,19 +57,6 @@ _ENTRY_BYTES: Final = 512  # of a pipeline besides its payloads, about
 _GRAIN_S: Final = 3600
 _AT_ONCE: Final = 512  # pipelines or binaries of one query
 _MOST_STATE_BYTES: Final = 64
-
-
-class StoreError(OrchestratorError):
-    """The store of binaries at `path` cannot be used in this way, for this reason."""
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
-        self.path = path
-        self.reason = reason
-
-
-class DiskFullError(StoreError):
-    """The disk is full, or the user's quota of it."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +168,11 @@ class StoreStat(msgspec.Struct, frozen=True, kw_only=True):
     bound_bytes: int
 
 
+_GENERATIONS: Final = Kind("generations of binaries", Generation)
+OWN_KINDS: Final = frozenset({_BOUND.name, _GENERATIONS.name})
+"""Kinds of values that belong to the store."""
+
+
 def _hash(*parts: object) -> bytes:
     return content_hash128(msgspec.msgpack.encode(parts))
 
@@ -182,8 +181,8 @@ def _hash(*parts: object) -> bytes:
 class BinaryStore:
     """An open store, made by `BinaryStore.open`; a context manager, which closes it.
 
-    Thread-safe; it must not be open while its process forks. Every method raises StoreError where the
-    database cannot be read or written.
+    Thread-safe; it must not be open while its process forks. Every method raises ReadError where the database
+    cannot be read, and SaveError where it cannot be written.
     """
 
     path: Path  # the database
@@ -191,7 +190,6 @@ class BinaryStore:
     read_only: str  # why nothing can be written, or ""
     set_aside: str  # what became of a database that could not be used, or ""
     _state: State = field(repr=False)
-    _file: tuple[int, int] | None = field(repr=False)
 
     @classmethod
     def open(cls, directory: Path, *, bound_bytes: int | None = None, create: bool = True) -> Self:
@@ -204,29 +202,28 @@ class BinaryStore:
             create: Make a database where there is none, or in place of one that cannot be used.
 
         Raises:
-            StoreError: There is no usable database, and `create` is false; others may write it; the disk is
-                full.
+            ReadError: There is no usable database, and `create` is false.
+            SaveError: Others may write it; the disk is full.
             ValueError: The bound is too small.
         """
         if bound_bytes is not None and bound_bytes < LEAST_BOUND:
             raise ValueError(f"a store of {bound_bytes} bytes: {LEAST_BOUND} is the least")
         directory = Path(os.path.realpath(directory))
         path, read_only = state_path(directory), ""
-        with _store_errors(path):
+        try:
+            state = State.open_to_write(directory) if create else State.open(directory)
+        except SaveError as error:
             try:
-                state = State.open_to_write(directory) if create else State.open(directory)
-            except SaveError as error:
-                try:
-                    state, read_only = State.open(directory), error.reason
-                except ReadError:
-                    raise error from None
-            except MissingFileError:
-                raise StoreError(path, "there is no store of binaries") from None
+                state, read_only = State.open(directory), error.reason
+            except ReadError:
+                raise error from None
+        except MissingFileError:
+            raise MissingFileError(path, "there is no store of binaries") from None
         if not os.access(path, os.W_OK) or not os.access(directory, os.W_OK):
             read_only = read_only or "its directory or its file may not be written"
-        store = cls(path, DEFAULT_BOUND, read_only, state.note, state, _file_id(path))
+        store = cls(path, DEFAULT_BOUND, read_only, state.note, state)
         try:
-            with store._reading() as sql, suppress(ValueError):
+            with state.reading() as sql:
                 store.bound_bytes = _BOUND.stored(sql, _BOUND_OF)[0] or DEFAULT_BOUND
             if bound_bytes not in (None, store.bound_bytes) and not read_only:
                 store._set_bound(bound_bytes or DEFAULT_BOUND)
@@ -240,21 +237,16 @@ class BinaryStore:
         with self._writing() as sql:
             _BOUND.store(sql, _BOUND_OF, bound_bytes)
         if self.shrink(int(bound_bytes * _HIGH_WATER)):
-            self._give_back()
+            self._state.shrink()
 
     @classmethod
     def compact(cls, directory: Path) -> int:
         """Return unused pages to the disk; returns how many bytes."""
         path = state_path(directory)
-        with _store_errors(path):
-            before = _size_of(path)
-            with State.open_to_write(directory) as state:
-                state.shrink()
-            return before - _size_of(path)
-
-    def _give_back(self) -> None:
-        with _store_errors(self.path):
-            self._state.shrink()
+        before = _size_of(path)
+        with State.open_to_write(directory) as state:
+            state.shrink()
+        return before - _size_of(path)
 
     def close(self) -> None:
         """Close it. The caller uses nothing of it any more."""
@@ -269,32 +261,30 @@ class BinaryStore:
     @property
     def is_there(self) -> bool:
         """Whether its path still names the file that it writes: a removed file takes all that is stored."""
-        return _file_id(self.path) == self._file is not None
-
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        with _store_errors(self.path), self._state.reading() as sql:
-            yield sql
+        with suppress(OSError):
+            there = status_of(self.path)
+            return there is not None and there.file_id == self._state.file_id
+        return False
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         if self.read_only:
-            raise StoreError(self.path, f"it can only be read: {self.read_only}")
-        with _store_errors(self.path), self._state.writing() as sql:
+            raise SaveError(self.path, "writing", f"it can only be read: {self.read_only}")
+        with self._state.writing() as sql:
             yield sql
 
     # --- reading
 
     def has(self, generation: Generation) -> bool:
         """Whether anything of a generation is stored."""
-        with self._reading() as sql:
-            return _number_of(sql, generation) is not None
+        with self._state.reading() as sql:
+            return not StoreReader(sql, generation.digest).is_empty
 
     @contextmanager
     def reading(self, generation: Generation) -> Iterator[StoreReader]:
         """Look pipelines up in one state of the store."""
-        with self._reading() as sql:
-            yield StoreReader(sql, _number_of(sql, generation), generation.digest)
+        with self._state.reading() as sql:
+            yield StoreReader(sql, generation.digest)
 
     def pipelines(self, generation: Generation) -> Iterator[StoredPipeline]:
         """All undamaged pipelines of a generation."""
@@ -310,7 +300,7 @@ class BinaryStore:
         needed; where the disk is full, half of the store, and then it is tried once more.
 
         Raises:
-            StoreError: It cannot be written. Earlier commits stay.
+            SaveError: It cannot be written. Earlier commits stay.
             ValueError: As `StoredPipeline.check`.
         """
         report, batch, size = PutReport(), [], 0
@@ -329,14 +319,16 @@ class BinaryStore:
     def _put(self, generation: Generation, batch: Sequence[StoredPipeline], size: int) -> PutReport:
         try:
             return self._put_once(generation, batch, size)
-        except DiskFullError as error:
+        except SaveError as error:
+            if not error.is_out_of_space:
+                raise
             try:
-                self._give_back()  # the log of earlier commits takes room, too
-                with self._reading() as sql:
+                self._state.shrink()  # the log of earlier commits takes room, too
+                with self._state.reading() as sql:
                     half = _used_bytes(sql) // 2
                 evicted = self.shrink(half)
-                self._give_back()
-            except StoreError:
+                self._state.shrink()
+            except (SaveError, ReadError):
                 raise error from None
             return self._put_once(generation, batch, size) + PutReport(evicted=evicted)
 
@@ -346,37 +338,38 @@ class BinaryStore:
             evicted = 0
             if _used_bytes(sql) + size > self.bound_bytes * _HIGH_WATER:
                 evicted = _evict(sql, max(0, int(self.bound_bytes * _LOW_WATER) - size))
-            writer = _PipelineWriter(sql, _number_of(sql, generation, make=True), generation.digest)
-            report = sum(map(writer.put, batch), PutReport(evicted=evicted))
-            if writer.has_replaced:
-                _remove_orphans(sql)
+            name, now = generation.digest.hex(), int(time.time())
+            if _GENERATIONS.stored(sql, name)[0] is None:
+                _GENERATIONS.store(sql, name, generation)
+            done = (_put_one(sql, generation.digest, each, now) for each in batch)
+            report = sum(done, PutReport(evicted=evicted))
         if size >= _FLUSHED:
             self._state.flush()  # a long log could not be emptied on a full disk
         return report
 
     def _require_room(self, sql: sqlite3.Connection, size: int) -> None:
-        """Raise DiskFullError where the log has room, and the file has none: that could not be emptied."""
+        """Raise SaveError where the log has room, and the file has none: that could not be emptied."""
         system = os.statvfs(self.path.parent)
         (unused,) = sql.execute("PRAGMA freelist_count").fetchone()
         (page,) = sql.execute("PRAGMA page_size").fetchone()
         log = _size_of(self.path) - self.path.stat().st_size
         if system.f_bavail * system.f_frsize < max(0, size - log) + max(0, size - unused * page):
-            raise DiskFullError(self.path, "the file system is full")
+            full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            raise SaveError(self.path, "writing", "the file system is full") from full
 
-    def touch(self, generation: Generation, state_keys: Iterable[bytes], grain_s: int = _GRAIN_S) -> int:
-        """Note that pipelines were used, unless that was noted `grain_s` seconds ago; returns of how many."""
+    def touch(self, generation: Generation, state_keys: Iterable[bytes]) -> int:
+        """Note that pipelines were used, unless that was noted within the hour; returns of how many."""
         now = int(time.time())
         with self._writing() as sql:
-            number = _number_of(sql, generation)
             return sql.executemany(
                 "UPDATE binary_pipeline SET used_s = ? WHERE generation = ? AND state = ?"
                 " AND NOT used_s BETWEEN ? AND ?",  # a time to come is of a clock that went wrong
-                ((now, number, each, now - grain_s + 1, now) for each in state_keys),
+                ((now, generation.digest, each, now - _GRAIN_S + 1, now) for each in state_keys),
             ).rowcount
 
     def shrink(self, most_bytes: int) -> int:
         """Remove what was used least recently until at most so many bytes are used; returns of how many."""
-        with self._reading() as sql:
+        with self._state.reading() as sql:
             if _used_bytes(sql) <= most_bytes:
                 return 0
         with self._writing() as sql:
@@ -384,23 +377,25 @@ class BinaryStore:
 
     def prune(self, gone: Collection[Generation]) -> None:
         """Remove generations, and what is damaged."""
-        with self._reading() as sql:  # which nobody else need wait for
-            known = _generations(sql)
-            removed = [(number,) for number, about in known if about is None or about in gone]
-            damaged = [each for number, about in known if about for each in _damaged(sql, number, about)]
+        with self._state.reading() as sql:  # which nobody else need wait for
+            kept = _known(sql).keys() - {each.digest for each in gone}
+            damaged = [(each,) for digest in kept for each in _damaged(sql, digest)]
+            digests = set(_column(sql, "SELECT DISTINCT generation FROM binary_pipeline")) - kept
+            names = set(_GENERATIONS.names(sql)) - {digest.hex() for digest in kept}
         with self._writing() as sql:
-            sql.executemany("DELETE FROM binary_generation WHERE id = ?", removed)
-            sql.executemany(_DROP, [(each,) for each in damaged])
+            sql.executemany("DELETE FROM binary_pipeline WHERE generation = ?", [(each,) for each in digests])
+            _GENERATIONS.remove(sql, names)
+            sql.executemany(_DROP, damaged)
             _remove_orphans(sql)
 
     # --- figures
 
     def statistics(self) -> StoreStat:
         """What it holds."""
-        with self._reading() as sql:
+        with self._state.reading() as sql:
             payloads = "SELECT count(*), total(length(data)) FROM binary_payload"
             count, size = sql.execute(payloads).fetchone()
-            found = [_stat_of(sql, number, about) for number, about in _generations(sql) if about is not None]
+            found = [_stat_of(sql, about) for about in _known(sql).values()]
             used = _used_bytes(sql)
         return StoreStat(
             generations=tuple(each for each in found if each.pipelines),
@@ -413,15 +408,14 @@ class BinaryStore:
 
     def verify(self) -> list[str]:
         """What is wrong in structure, hashes, references. Other processes may use the store meanwhile."""
-        with self._reading() as sql:
+        with self._state.reading() as sql:
             problems = [said for said in _column(sql, "PRAGMA integrity_check") if said != "ok"]
-            for number, about in _generations(sql):
-                if about is None:
-                    said = "its entry is damaged, so none of its pipelines is found"
-                    problems.append(f"generation {number}: {said}")
-                else:
-                    damaged = _damaged(sql, number, about)
-                    problems += [f"pipeline {each}: it is damaged, so it is not found" for each in damaged]
+            for name in _GENERATIONS.names(sql):
+                _, problem = _GENERATIONS.stored(sql, name)
+                problems += [f"generation {name}: {problem}"] * bool(problem)
+            for digest in _column(sql, "SELECT DISTINCT generation FROM binary_pipeline"):
+                damaged = _damaged(sql, digest)
+                problems += [f"pipeline {each}: it is damaged, so it is not found" for each in damaged]
             for what, table, condition in _ORPHANS:
                 (count,) = sql.execute(f"SELECT count(*) FROM {table} WHERE {condition}").fetchone()
                 problems += [f"{count} {what}"] * bool(count)
@@ -434,11 +428,6 @@ class BinaryStore:
 
 
 _ORPHANS: Final = (
-    (
-        "pipelines are of a generation that is not there",
-        "binary_pipeline",
-        "generation NOT IN (SELECT id FROM binary_generation)",
-    ),
     ("uses of binaries are of no pipeline", "binary_use", "pipeline NOT IN (SELECT id FROM binary_pipeline)"),
     ("binaries are used by no pipeline", "binary_payload", "id NOT IN (SELECT payload FROM binary_use)"),
 )
@@ -453,23 +442,23 @@ class StoreReader:
     Equal binaries are one object.
     """
 
-    def __init__(self, sql: sqlite3.Connection, number: int | None, digest: bytes) -> None:
+    def __init__(self, sql: sqlite3.Connection, digest: bytes) -> None:
         self._sql = sql
-        self._number = number
         self._digest = digest
         self._data: dict[int, bytes | None] = {}  # by id; None where it is damaged
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing of the generation is stored, or can be found."""
-        return self._number is None
+        """Whether nothing of the generation is stored."""
+        query = "SELECT EXISTS (SELECT 1 FROM binary_pipeline WHERE generation = ?)"
+        return _column(self._sql, query, (self._digest,)) == [0]
 
     def find_all(self, state_keys: Sequence[bytes]) -> Iterator[tuple[bytes, str, StoredPipeline | None]]:
         """Look pipelines up, some at a time: state key, outcome and pipeline of each."""
         for start in range(0, len(state_keys), _AT_ONCE):
             some = state_keys[start : start + _AT_ONCE]
             condition = f"p.state IN ({','.join('?' * len(some))})"
-            found = {} if self._number is None else {each[1]: each for each in self._entries(condition, some)}
+            found = {each[1]: each for each in self._entries(condition, some)}
             self._read_data(each for entry in found.values() for each in entry[-1])
             for state in some:
                 if state in found:
@@ -489,7 +478,7 @@ class StoreReader:
         query = (
             "SELECT state FROM binary_pipeline WHERE generation = ? AND driver_key = ? AND identifiers = ?"
         )
-        states = _column(self._sql, query, (self._number, driver_key, identifiers))
+        states = _column(self._sql, query, (self._digest, driver_key, identifiers))
         outcome, found = MISSING, None
         for _, outcome, other in self.find_all(states):
             if other is None:
@@ -503,7 +492,7 @@ class StoreReader:
 
     def all(self) -> Iterator[tuple[int, StoredPipeline | None]]:
         """All pipelines by number; None where one is damaged. No binary is kept."""
-        numbers = _column(self._sql, "SELECT id FROM binary_pipeline WHERE generation = ?", (self._number,))
+        numbers = _column(self._sql, "SELECT id FROM binary_pipeline WHERE generation = ?", (self._digest,))
         for number in numbers:
             for entry in self._entries("p.id = ?", [number]):
                 self._data.clear()
@@ -518,7 +507,7 @@ class StoreReader:
             " LEFT JOIN binary_payload b ON b.id = u.payload"
             f" WHERE p.generation = ? AND {condition} ORDER BY p.id, u.position"
         )
-        rows = self._sql.execute(query, (self._number, *values))
+        rows = self._sql.execute(query, (self._digest, *values))
         for entry, uses in groupby(rows, key=lambda row: row[:5]):
             yield *entry, [row[5:] for row in uses]
 
@@ -542,142 +531,99 @@ class StoreReader:
         return FOUND, StoredPipeline(state, driver_key, made, identifiers)
 
 
-def _damaged(sql: sqlite3.Connection, number: int, about: Generation) -> list[int]:
+def _damaged(sql: sqlite3.Connection, digest: bytes) -> list[int]:
     """The numbers of the damaged pipelines of a generation."""
-    return [each for each, found in StoreReader(sql, number, about.digest).all() if found is None]
+    return [each for each, found in StoreReader(sql, digest).all() if found is None]
 
 
-class _PipelineWriter:
-    """Stores pipelines of a generation, within a transaction."""
-
-    def __init__(self, sql: sqlite3.Connection, number: int | None, digest: bytes) -> None:
-        self._sql = sql
-        self._number = number
-        self._digest = digest
-        self._now = int(time.time())
-        self.has_replaced = False
-
-    def put(self, pipeline: StoredPipeline) -> PutReport:
-        """Store one, or note its use."""
-        sql, keys = self._sql, (pipeline.state_key, pipeline.driver_key, pipeline.identifiers)
-        uses, listed, stored = [], [], 0
-        for position, binary in enumerate(pipeline.binaries):
-            name = content_hash128(binary.data)
-            payload, written = self._payload(name, bytes(binary.data))
-            stored += written
-            uses.append((position, binary.key, payload))
-            listed.append((binary.key, name))
-        listing = _hash(listed)
-        proof = _hash(self._digest, *keys, listing)
-        if self._is_known(keys, proof, uses):
-            return PutReport(pipelines=1, known=1, captured_bytes=pipeline.size, stored_bytes=stored)
-        columns = "generation, state, driver_key, identifiers, listing, proof, used_s"
-        row = (self._number, *keys, listing, proof, self._now)
-        insert = f"INSERT INTO binary_pipeline ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)"
-        number = sql.execute(insert, row).lastrowid
-        sql.executemany("INSERT INTO binary_use VALUES (?, ?, ?, ?)", [(number, *each) for each in uses])
-        differs = None  # from another state with the driver's key
-        if pipeline.driver_key:
-            query = (
-                "SELECT max(listing != ?) FROM binary_pipeline"
-                " WHERE generation = ? AND driver_key = ? AND state != ?"
-            )
-            values = (listing, self._number, pipeline.driver_key, pipeline.state_key)
-            (differs,) = sql.execute(query, values).fetchone()
-        return PutReport(
-            pipelines=1,
-            collisions=int(differs == 1),
-            shared_keys=int(differs == 0),
-            captured_bytes=pipeline.size,
-            stored_bytes=stored,
-        )
-
-    def _is_known(
-        self, keys: tuple[bytes, bytes, bytes], proof: bytes, uses: list[tuple[int, bytes, int]]
-    ) -> bool:
-        """Whether it is there as it is; else what is there of this state is removed."""
-        sql = self._sql
-        query = (
-            "SELECT id, state, driver_key, identifiers, proof FROM binary_pipeline"
-            " WHERE generation = ? AND state = ?"
-        )
-        if (row := sql.execute(query, (self._number, keys[0])).fetchone()) is None:
-            return False
-        number, *found = row
+def _put_one(sql: sqlite3.Connection, digest: bytes, pipeline: StoredPipeline, now_s: int) -> PutReport:
+    """Store a pipeline of a generation, or note its use, within a transaction."""
+    keys = (pipeline.state_key, pipeline.driver_key, pipeline.identifiers)
+    uses, listed, stored = [], [], 0
+    for position, binary in enumerate(pipeline.binaries):
+        name = content_hash128(binary.data)
+        payload, written = _put_payload(sql, name, bytes(binary.data))
+        stored += written
+        uses.append((position, binary.key, payload))
+        listed.append((binary.key, name))
+    listing = _hash(listed)
+    proof = _hash(digest, *keys, listing)
+    report = PutReport(pipelines=1, captured_bytes=pipeline.size, stored_bytes=stored)
+    query = (
+        "SELECT id, state, driver_key, identifiers, proof FROM binary_pipeline"
+        " WHERE generation = ? AND state = ?"
+    )
+    before: list[tuple[int, bytes, int]] = []
+    for number, *found in sql.execute(query, (digest, pipeline.state_key)).fetchall():
         query = "SELECT position, key, payload FROM binary_use WHERE pipeline = ? ORDER BY position"
-        if found == [*keys, proof] and sql.execute(query, (number,)).fetchall() == uses:
-            sql.execute("UPDATE binary_pipeline SET used_s = ? WHERE id = ?", (self._now, number))
-            return True
-        self.has_replaced = True
+        before = sql.execute(query, (number,)).fetchall()
+        if found == [*keys, proof] and before == uses:
+            sql.execute("UPDATE binary_pipeline SET used_s = ? WHERE id = ?", (now_s, number))
+            return replace(report, known=1)
         sql.execute(_DROP, (number,))
         sql.execute("DELETE FROM binary_use WHERE pipeline = ?", (number,))
-        return False
-
-    def _payload(self, name: bytes, data: bytes) -> tuple[int, int]:
-        """The number of a binary that is stored, and the bytes that were written; a damaged one is mended."""
-        query = "SELECT id, data = ? FROM binary_payload WHERE hash = ?"
-        number, is_whole = self._sql.execute(query, (data, name)).fetchone() or (0, False)
-        if is_whole:
-            return number, 0
-        made = self._sql.execute(
-            "INSERT INTO binary_payload (hash, data) VALUES (?, ?)"
-            " ON CONFLICT (hash) DO UPDATE SET data = excluded.data RETURNING id",
-            (name, data),
+    columns = "generation, state, driver_key, identifiers, listing, proof, used_s"
+    insert = f"INSERT INTO binary_pipeline ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+    number = sql.execute(insert, (digest, *keys, listing, proof, now_s)).lastrowid
+    sql.executemany("INSERT INTO binary_use VALUES (?, ?, ?, ?)", [(number, *each) for each in uses])
+    sql.executemany(
+        "DELETE FROM binary_payload WHERE id = ? AND id NOT IN (SELECT payload FROM binary_use)",
+        [(payload,) for *_, payload in before],
+    )
+    differs = None  # from another state with the driver's key
+    if pipeline.driver_key:
+        query = (
+            "SELECT max(listing != ?) FROM binary_pipeline"
+            " WHERE generation = ? AND driver_key = ? AND state != ?"
         )
-        return made.fetchone()[0], len(data)
+        values = (listing, digest, pipeline.driver_key, pipeline.state_key)
+        (differs,) = sql.execute(query, values).fetchone()
+    return replace(report, collisions=int(differs == 1), shared_keys=int(differs == 0))
+
+
+def _put_payload(sql: sqlite3.Connection, name: bytes, data: bytes) -> tuple[int, int]:
+    """The number of a binary that is stored, and the bytes that were written; a damaged one is mended."""
+    query = "SELECT id, data = ? FROM binary_payload WHERE hash = ?"
+    number, is_whole = sql.execute(query, (data, name)).fetchone() or (0, False)
+    if is_whole:
+        return number, 0
+    made = sql.execute(
+        "INSERT INTO binary_payload (hash, data) VALUES (?, ?)"
+        " ON CONFLICT (hash) DO UPDATE SET data = excluded.data RETURNING id",
+        (name, data),
+    )
+    return made.fetchone()[0], len(data)
 
 
 def _column(sql: sqlite3.Connection, query: str, values: Sequence[object] = ()) -> list[Any]:
     return [value for (value,) in sql.execute(query, values)]
 
 
-def _number_of(sql: sqlite3.Connection, generation: Generation, *, make: bool = False) -> int | None:
-    """The number of a generation; None where it is not there, or is damaged."""
-    digest, about = generation.digest, msgspec.msgpack.encode(generation)
-    row = sql.execute("SELECT id, proof, about FROM binary_generation WHERE digest = ?", (digest,)).fetchone()
-    if row is not None and row[1] == _hash(digest, row[2]):
-        return int(row[0])
-    if not make:
-        return None
-    sql.execute("DELETE FROM binary_generation WHERE digest = ?", (digest,))
-    # No number of pipelines whose generation is lost.
-    used = "SELECT id FROM binary_generation UNION SELECT generation FROM binary_pipeline"
-    (number,) = sql.execute(f"SELECT coalesce(max(id), 0) + 1 FROM ({used})").fetchone()
-    values = (number, digest, _hash(digest, about), about)
-    sql.execute("INSERT INTO binary_generation (id, digest, proof, about) VALUES (?, ?, ?, ?)", values)
-    return int(number)
+def _known(sql: sqlite3.Connection) -> dict[bytes, Generation]:
+    """All generations that are not damaged, by digest."""
+    found = (_GENERATIONS.stored(sql, name)[0] for name in _GENERATIONS.names(sql))
+    return {each.digest: each for each in found if each is not None}
 
 
-def _generations(sql: sqlite3.Connection) -> list[tuple[int, Generation | None]]:
-    """Number and generation of all; None where one is damaged."""
-    found: list[tuple[int, Generation | None]] = []
-    for number, digest, proof, about in sql.execute("SELECT id, digest, proof, about FROM binary_generation"):
-        generation = None
-        with suppress(msgspec.MsgspecError, TypeError):
-            if proof == _hash(digest, about):
-                generation = msgspec.msgpack.decode(about, type=Generation)
-        found.append((number, generation))
-    return found
-
-
-def _stat_of(sql: sqlite3.Connection, number: int, about: Generation) -> GenerationStat:
+def _stat_of(sql: sqlite3.Connection, about: Generation) -> GenerationStat:
+    digest = (about.digest,)
     query = "SELECT count(*), coalesce(max(used_s), 0) FROM binary_pipeline WHERE generation = ?"
-    pipelines, used_s = sql.execute(query, (number,)).fetchone()
+    pipelines, used_s = sql.execute(query, digest).fetchone()
     query = (
         "SELECT count(*), total(length(data)) FROM binary_pipeline p"
         " JOIN binary_use ON pipeline = p.id JOIN binary_payload b ON b.id = payload WHERE generation = ?"
     )
-    binaries, size = sql.execute(query, (number,)).fetchone()
+    binaries, size = sql.execute(query, digest).fetchone()
     query = (
         "SELECT total(length(data)) FROM binary_payload WHERE id IN (SELECT payload FROM binary_pipeline"
         " JOIN binary_use ON pipeline = id WHERE generation = ?)"
     )
-    (payload_bytes,) = sql.execute(query, (number,)).fetchone()
+    (payload_bytes,) = sql.execute(query, digest).fetchone()
     query = (
         "SELECT count(*) FROM (SELECT 1 FROM binary_pipeline WHERE generation = ? AND driver_key != x''"
         " GROUP BY driver_key HAVING count(*) > 1)"
     )
-    (shared,) = sql.execute(query, (number,)).fetchone()
+    (shared,) = sql.execute(query, digest).fetchone()
     return GenerationStat(
         about=about,
         pipelines=pipelines,
@@ -726,23 +672,3 @@ def _size_of(path: Path) -> int:
     """Of a database with its log."""
     log = path.with_name(f"{path.name}-wal")
     return path.stat().st_size + (log.stat().st_size if log.exists() else 0)
-
-
-def _file_id(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-@contextmanager
-def _store_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except SaveError as error:
-        raise (DiskFullError if error.is_out_of_space else StoreError)(path, str(error)) from error
-    except ReadError as error:
-        raise StoreError(path, error.reason) from error
-    except OSError as error:
-        raise StoreError(path, error.strerror or str(error)) from error

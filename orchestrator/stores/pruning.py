@@ -18,7 +18,7 @@ from typing import Final
 from attrs import field, frozen
 
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.stores.binary_store import BinaryStore, Generation, StoreError
+from orchestrator.stores.binary_store import OWN_KINDS, BinaryStore, Generation
 from orchestrator.stores.cache_file import (
     CACHE_FILE_SUFFIX,
     LoadStatus,
@@ -257,6 +257,8 @@ def _plan_values(directory: Path, gone: set[str], rules: _Rules) -> tuple[list[P
         for table in "value", PLANS.table:
             query = f"SELECT kind, name, cache_file, length(data), used_s FROM {table}"  # noqa: S608
             for kind, name, cache_file, size, used_s in sql.execute(query).fetchall():
+                if kind in OWN_KINDS:
+                    continue
                 profile = _PROFILES[kind].stored(sql, name)[0] if kind in _PROFILES else None
                 used_ns = used_s * 1_000_000_000
                 reason, detail = rules.unwanted(None if profile is None else profile.identity, used_ns)
@@ -289,7 +291,7 @@ def _plan_binaries(directory: Path, rules: _Rules) -> tuple[list[PruneItem], _Fo
             pages, page_size = (
                 int(sql.execute(f"PRAGMA {each}").fetchone()[0]) for each in ("freelist_count", "page_size")
             )
-    except (StoreError, ReadError) as error:
+    except ReadError as error:
         return [], None, str(error)
     items = []
     for each, reason, why in unwanted:
@@ -398,7 +400,7 @@ def _change_binaries(
             if most_bytes is not None:
                 store.shrink(most_bytes)
         BinaryStore.compact(directory)
-    except StoreError as error:
+    except (SaveError, ReadError) as error:
         return error.reason
     return ""
 

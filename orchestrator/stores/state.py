@@ -14,7 +14,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Generic, Self, TypeVar, get_args
@@ -45,7 +45,7 @@ from orchestrator.stores.files.writer_lock import lock_path, refused_locks, writ
 
 STATE_NAME: Final = "state.sqlite"
 APPLICATION_ID: Final = 0x4F524353  # "ORCS"
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 
 _VALUES: Final = (
     "(kind TEXT NOT NULL, name TEXT NOT NULL, cache_file TEXT NOT NULL, used_s INTEGER NOT NULL,"
@@ -55,9 +55,7 @@ SCHEMA: Final = (
     f"CREATE TABLE value {_VALUES}",
     f"CREATE TABLE large_value {_VALUES}",
     # Of `binary_store`, with its indexes:
-    "CREATE TABLE binary_generation (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE,"
-    " proof BLOB NOT NULL, about BLOB NOT NULL)",
-    "CREATE TABLE binary_pipeline (id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, state BLOB NOT NULL,"
+    "CREATE TABLE binary_pipeline (id INTEGER PRIMARY KEY, generation BLOB NOT NULL, state BLOB NOT NULL,"
     " driver_key BLOB NOT NULL, identifiers BLOB NOT NULL, listing BLOB NOT NULL, proof BLOB NOT NULL,"
     " used_s INTEGER NOT NULL, UNIQUE (generation, state))",
     "CREATE INDEX binary_pipeline_key ON binary_pipeline (generation, driver_key, identifiers)",
@@ -137,7 +135,7 @@ class State:
     path: Path  # The file.
     note: str  # What became of a file that could not be used, or "".
     _connection: sqlite3.Connection
-    _file_id: tuple[int, int]
+    file_id: tuple[int, int]  # Its device and inode.
     _lock: threading.RLock = field(factory=threading.RLock, init=False)
 
     @classmethod
@@ -223,7 +221,7 @@ class State:
         # A damaged header may forbid to write, where nothing else does.
         forbids = _code(error) == sqlite3.SQLITE_READONLY and unwritable(self.path) is None
         if forbids or _code(error) in _DAMAGE:
-            _damaged.add(self._file_id)  # the next writer puts it aside
+            _damaged.add(self.file_id)  # the next writer puts it aside
 
     def _roll_back(self) -> None:
         if self._connection.in_transaction:
@@ -350,6 +348,11 @@ class Kind(Generic[T]):
         """The names of all values of this kind, in a block of `State`."""
         query = f"SELECT name FROM {self.table} WHERE kind = ? ORDER BY name"  # noqa: S608
         return [str(name) for (name,) in sql.execute(query, (self.name,))]
+
+    def remove(self, sql: sqlite3.Connection, names: Iterable[str]) -> None:
+        """Remove values of this kind, in a block of `State.writing`."""
+        query = f"DELETE FROM {self.table} WHERE kind = ? AND name = ?"  # noqa: S608
+        sql.executemany(query, [(self.name, each) for each in names])
 
     def _proof(self, name: str, data: bytes) -> bytes:
         return content_hash128(b"".join(map(content_hash128, (self.name.encode(), name.encode(), data))))

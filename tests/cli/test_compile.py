@@ -19,7 +19,7 @@ from orchestrator.devices.simulated import simulated_identity
 from orchestrator.process import ending_signals, interrupted_by_signals
 from orchestrator.run import keeping
 from orchestrator.run.records import CompileReport
-from orchestrator.stores.binary_store import BinaryStore, DiskFullError
+from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import cache_path, read_cache_file, save_cache_file
 from orchestrator.stores.files import atomic_file
 from orchestrator.stores.files.atomic_file import SaveError
@@ -125,7 +125,7 @@ def test_binaries_that_could_not_be_stored_are_no_success(
     call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> NoReturn:
-        raise DiskFullError(tmp_path / "cache" / "state.sqlite", "it cannot be written: the disk is full")
+        raise SaveError(tmp_path / "cache" / "state.sqlite", "writing", "the disk is full")
 
     monkeypatch.setattr(BinaryStore, "put", full)
     arguments = (small_set, *HERE, "--mode", "binaries", "--cache-dir", tmp_path / "cache")

@@ -22,8 +22,7 @@ from orchestrator.errors import (
     RecordError,
     UnknownPipelineError,
 )
-from orchestrator.stores.binary_store import StoreError
-from orchestrator.stores.files.atomic_file import SaveError, likely_cause
+from orchestrator.stores.files.atomic_file import ReadError, SaveError, likely_cause
 from tests.cli.conftest import run_program
 from tests.drivers import REPOSITORY
 
@@ -101,7 +100,7 @@ NO_ROOM = likely_cause(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
             SaveError(Path("x"), "write", NO_ROOM),
             "make room, or name another place (--cache-dir, --out or -o,",
         ),
-        (StoreError(Path("x"), f"not written: {NO_ROOM}"), "make room"),
+        (ReadError(Path("x/state.sqlite"), "it is damaged"), "binaries verify"),
         (SaveError(Path("x"), "write", "another"), "name a place of your own (--cache-dir, --out or -o,"),
         (SaveError(Path("/tmp/orchestrator-calibrate-0a1b/x"), "write", "full"), "TMPDIR"),
         (OSError(errno.ENOSPC, "", "/tmp/orchestrator-calibrate-0a1b/x"), "TMPDIR"),

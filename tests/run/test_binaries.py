@@ -31,7 +31,8 @@ from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import BinariesRecord, OutcomeStatus, RunReport, decode_json, encode_json
 from orchestrator.run.session import open_session
-from orchestrator.stores.binary_store import BinaryStore, StoreError
+from orchestrator.stores.binary_store import BinaryStore
+from orchestrator.stores.files.atomic_file import SaveError
 from tests.drivers import REPOSITORY
 from tests.run.support import identified
 
@@ -237,7 +238,7 @@ async def test_a_store_that_fails_costs_compiles_and_no_pipeline(
     store: BinaryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise StoreError(store.path, "the disk is gone")
+        raise SaveError(store.path, "writing", "the disk is gone")
 
     monkeypatch.setattr(BinaryStore, "put", fail)
     report, record, _ = await run(store)
