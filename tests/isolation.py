@@ -1,9 +1,9 @@
 """Runs tests in several processes at once: those of a device in its own, those of a folder in another.
 
-A test does not have to know. The tests of each entry, which is a device or a folder, go to one child pytest;
-as many run at once as there are processors. What they report is replayed here as if the tests had run here,
-with their failures, durations and captured output. Where all tests are of one folder, and none of a device,
-they do run here.
+A test does not have to know. The tests of each entry, which is a device or a folder, go to one child pytest.
+As many run at once as there are processors, and one more, because some wait. What they report is replayed
+here as if the tests had run here, with their failures, durations and captured output. Where all tests are of
+one folder, and none of a device, they do run here.
 
 Guarantees: one process is one driver. A driver that ends its process fails the test that it ran, and those
 after it in its entry, not the whole session. No child is left.
@@ -174,7 +174,7 @@ class _Queue:
         running = sum(
             child.process is not None and not child.has_ended() for child in self._children.values()
         )
-        while self._waiting and running < len(os.sched_getaffinity(0)):
+        while self._waiting and running <= len(os.sched_getaffinity(0)):
             child = self._waiting.popleft()
             child.start(self._folder_of(child))
             running += 1

@@ -68,10 +68,9 @@ class CompileArguments:
             quarantine. May be given several times.
         used: Compile only pipelines that this list names: an archive whose payloads may be empty, such as
             Fossilize's layer writes of the pipelines that a program bound.
-        driver_cache: Fill the driver's own cache in this directory, for programs that pass no
-            VkPipelineCache; `orchestrator run` offers it to them. Each device and driver has a folder of its
-            own there. With `--expect-hits`, a new process must find each pipeline there without writing.
-            Mesa's drivers only.
+        driver_cache: With `--out`: fill the driver's own cache for the pack, for programs that pass no
+            VkPipelineCache; `orchestrator run` offers it to them, and `coverage --run` proves it. Mesa's
+            drivers only.
         expect_hits: Forbid compiling, and save nothing: each pipeline must be in the cache. What is missing
             fails, with its application. Proves a cache before it is shipped; `coverage` does it for packs.
         only_these: Write a cache of this set alone. Where the cache file holds pipelines that the set does
@@ -126,7 +125,7 @@ class CompileArguments:
     ] = None
     out: Annotated[Path | None, WHERE, Parameter(alias="-o", show_default=lambda _: "none")] = None
     sign: Annotated[PrivateKey, WHERE] = None
-    driver_cache: Annotated[Path | None, WHERE, Parameter(show_default=lambda _: "none")] = None
+    driver_cache: Annotated[Flag, WHERE] = False
     only_these: Annotated[Flag, WHERE] = False
     relax_driver_version: Annotated[Flag, WHERE] = False
     plan: Annotated[Literal["auto", "off"], WHERE] = "auto"

@@ -28,11 +28,9 @@ from orchestrator.cli.errors import report as report_failure
 from orchestrator.cli.output import (
     Output,
     OutputError,
-    byte_text,
     display,
     path_text,
     plural,
-    styled,
     write_document,
 )
 from orchestrator.cli.values import (
@@ -162,53 +160,10 @@ def compile_sets(sets: list[str], arguments: CompileArguments, *, json: bool) ->
         os.nice(arguments.nice)
     _check(arguments, several=selector is None)
     call = _Call(arguments, archive_paths(sets), Output(json=json), events, control)
-    if selector is None:
-        code = _compile_targets(call)
-    elif arguments.driver_cache is not None:
-        code = _compile_driver_cache(call, selector, clock, arguments.driver_cache)
-    else:
-        code = _compile_one(call, selector, clock)
+    code = _compile_targets(call) if selector is None else _compile_one(call, selector, clock)
     if events is not None:
         events.tell("end", exit_code=int(code))
     return code
-
-
-def _compile_driver_cache(call: _Call, selector: str, clock: StageClock, directory: Path) -> ExitCode:
-    from orchestrator.packs.driver_cache import DriverCache
-    from orchestrator.supervise.starting import end_ahead
-
-    end_ahead()  # it has no variables of the cache
-    given = evolve(call.arguments, mode="none", driver_caches=True)
-    cache = DriverCache.of(directory if given.expect_hits else usable_directory(directory), selector)
-    call = evolve(call, arguments=given)
-    if not given.expect_hits:
-        os.environ.update(cache.filling())
-        code = _compile_one(call, selector, clock)
-        cache.require_filled()
-        call.output.line(
-            styled("driver cache  ", "dim"), f"{path_text(cache.folder)}  {byte_text(cache.size)}"
-        )
-        return code
-    with TemporaryDirectory(prefix="orchestrator-own-") as own:
-        # A driver that ignores the flag would prove everything.
-        variables = cache.offered(Path(own))
-        os.environ["MESA_SHADER_CACHE_DIR"] = own
-        _require_misses(call, selector)
-        os.environ.update(variables)
-        return _compile_one(call, selector, clock)
-
-
-def _require_misses(call: _Call, selector: str) -> None:
-    """Look the set up where there is nothing; raises DeviceError where nothing is missing all the same."""
-    from orchestrator.cli.stopping import run_until_signal
-    from orchestrator.supervise.targets import IN_TURN
-
-    report = run_until_signal(partial(IN_TURN.compile, call.paths, _options(call, selector)))
-    if report.outcomes.cache_hits and not report.outcomes.failed:
-        raise DeviceError(
-            f"{report.device.device_name} creates what no cache holds though compiling is forbidden: the "
-            "driver ignores FAIL_ON_PIPELINE_COMPILE_REQUIRED, or has a cache elsewhere"
-        )
 
 
 def _only_device(arguments: CompileArguments) -> str | None:
@@ -241,7 +196,11 @@ def _check(given: CompileArguments, *, several: bool) -> None:
         (limited and given.memory, "--memory is for a child process", leave),
         *_cluster_rules(given),
         (not given.out and given.sign, "--sign signs packs", "name the pack's directory with --out"),
-        (given.out and given.mode == "none", "--out: mode none keeps nothing that a pack could hold", ""),
+        (
+            given.out and given.mode == "none" and not given.driver_cache,
+            "--out: mode none keeps nothing that a pack could hold",
+            "",
+        ),
         (
             given.merge == "rolling" and given.mode in ("shared", "binaries", "none"),
             f"--merge rolling: mode {given.mode} has no worker caches to merge",
@@ -257,7 +216,7 @@ def _check(given: CompileArguments, *, several: bool) -> None:
             "--only: it alone says what is compiled",
             "leave out --shard and --used",
         ),
-        *_hit_rules(given, several=several),
+        *_hit_rules(given),
         (
             given.identifiers and keeps_nothing,
             "--identifiers: mode none and --pipeline-stats have no cache, so they would find nothing",
@@ -290,6 +249,11 @@ def _cluster_rules(given: CompileArguments) -> _Rules:
             "leave --shard out",
         ),
         (
+            bool(given.cluster) and given.driver_cache,
+            "--cluster: what drivers write into their own caches on several machines is not joined",
+            "compile each component on one machine, and publish all packs",
+        ),
+        (
             bool(given.cluster) and given.control is not None,
             "--control: commands do not reach a cluster",
             "leave it out",
@@ -297,18 +261,23 @@ def _cluster_rules(given: CompileArguments) -> _Rules:
     )
 
 
-def _hit_rules(given: CompileArguments, *, several: bool) -> _Rules:
+def _hit_rules(given: CompileArguments) -> _Rules:
     return (
         (
             given.expect_hits and (given.only_these or given.out or given.cluster or given.pipeline_stats),
             "--expect-hits saves nothing",
             "leave out --only-these and --pipeline-stats; for a pack use `orchestrator coverage --run`",
         ),
-        (several and given.driver_cache, "--driver-cache is for one device", "name one, without --out"),
         (
-            given.driver_cache and given.mode not in ("auto", "none"),
+            given.driver_cache and not given.out,
+            "--driver-cache: a pack is made",
+            "name its directory (--out)",
+        ),
+        (
+            given.driver_cache
+            and (given.mode not in ("auto", "none") or given.cache_dir or given.identifiers),
             "--driver-cache: the pipelines are in no VkPipelineCache",
-            "leave --mode out",
+            "leave out --mode, --cache-dir and --identifiers",
         ),
         (
             given.expect_hits and given.mode not in ("auto", "shared", "binaries"),
@@ -325,13 +294,14 @@ def _options(call: _Call, selector: str, journal: str = "") -> CompileOptions:
         memory_bytes=size_bytes(arguments.memory, "--memory", _LEAST_MEMORY) if arguments.memory else 0,
     )
     store = arguments.binaries_disk
+    mode = None if arguments.mode == "auto" else arguments.mode
     return CompileOptions(
         selector=selector,
-        driver_caches=arguments.driver_caches,
+        driver_caches=arguments.driver_caches or arguments.driver_cache,
         workers=_worker_count(arguments.workers),
-        mode="none" if journal else None if arguments.mode == "auto" else arguments.mode,
+        mode="none" if journal or arguments.driver_cache else mode,
         statistics_journal=journal,
-        cache_file_needed=arguments.out is not None,
+        cache_file_needed=arguments.out is not None and not arguments.driver_cache,
         save_needed=True,
         merge={"barrier": BARRIER, "rolling": ROLLING}.get(arguments.merge),
         relax_driver_version=arguments.relax_driver_version,
@@ -541,7 +511,10 @@ def _compile_targets(call: _Call) -> ExitCode:
                 if arguments.mode != "none" and (out is None or arguments.cache_dir is not None):
                     directory = usable_directory(arguments.cache_dir).absolute()
                 if out is not None:
-                    pack = held.enter_context(GrowingPack.writing(out, key, targets))
+                    growing = GrowingPack.writing(out, key, targets, driver_caches=arguments.driver_cache)
+                    pack = held.enter_context(growing)
+                    given = pack.environments
+                    options = [evolve(o, environment=given.get(o.selector, ())) for o in options]
                 stopping.enter_context(signals_held())
                 shown.stage(f"compiling for {plural(len(targets), 'target')}")
                 view = CompileView(shown, call.events, len(targets))

@@ -213,6 +213,8 @@ class PackedTarget(Record, frozen=True, kw_only=True):
     cache_bytes: int
     binaries: str | None  # Name of the file of pipeline binaries, or null.
     binaries_bytes: int
+    driver_cache: tuple[str, ...]  # Names of the files of the driver's own cache.
+    driver_cache_bytes: int
     created: int  # Number of pipelines in it.
     skipped: int  # Number of pipelines that the device does not support.
     failed: int  # Number of failed pipelines.

@@ -16,14 +16,14 @@ from orchestrator.cli.output import (
     styled,
     table,
 )
-from orchestrator.stores.pack import PackManifest, PackTarget, missing_shards
+from orchestrator.stores.pack import PackedFile, PackManifest, PackTarget, missing_shards
 
 _STATUSES = ("created", "skipped", "failed", "quarantined", "not_run")
 
 
 def target_fields(target: PackTarget) -> dict[str, Any]:
     """The fields of a `PackedTarget`."""
-    cache, binaries = target.cache, target.binaries
+    cache, binaries, drivers = target.cache, target.binaries, target.driver_cache
     return {
         "selector": target.selector,
         "device_name": target.device_name,
@@ -33,6 +33,8 @@ def target_fields(target: PackTarget) -> dict[str, Any]:
         "cache_bytes": 0 if cache is None else cache.size,
         "binaries": None if binaries is None else binaries.name,
         "binaries_bytes": 0 if binaries is None else binaries.size,
+        "driver_cache": tuple(each.name for each in drivers),
+        "driver_cache_bytes": sum(each.size for each in drivers),
         **{each: target.count(each) for each in _STATUSES},
         "parts": tuple(each.text for each in target.parts),
         "missing": tuple(missing_shards(target.parts)),
@@ -45,18 +47,19 @@ def _counts(*counts: tuple[int, Style]) -> list[Any]:
 
 
 def show_targets(output: Output, targets: Sequence[PackTarget]) -> None:
-    """A table of targets, with binaries only if a target has some."""
-    kinds = ["cache", "binaries"] if any(each.binaries is not None for each in targets) else ["cache"]
+    """A table of targets, with binaries and driver caches only if a target has some."""
+    kinds = {"cache": 0, "binaries": 1, "driver cache": 2}
+    sizes = [[sum(file.size for file in files) for files in _files(each)] for each in targets]
+    kinds = {kind: at for kind, at in kinds.items() if not at or any(each[at] for each in sizes)}
     columns = ("target", "created", "skipped", "failed", "not run", *kinds)
     made = table(*columns, "", numbers=range(1, len(columns)))
-    for each in targets:
+    for each, size in zip(targets, sizes, strict=True):
         failed = each.count("failed") + each.count("quarantined")
-        files = (each.cache, each.binaries)[: len(kinds)]
         made.add_row(
             styled(each.selector or each.device_name, "head"),
             f"{each.count('created'):,}",
             *_counts((each.count("skipped"), "warn"), (failed, "bad"), (each.count("not_run"), "warn")),
-            *("none" if file is None else byte_text(file.size) for file in files),
+            *(byte_text(size[at]) if size[at] else "none" for at in kinds.values()),
             styled("none: see below", "bad") if each.problem else styled(each.driver, "dim"),
         )
     output.show(made)
@@ -73,17 +76,25 @@ def nothing_of(targets: Sequence[PackTarget]) -> list[str]:
     return [f"nothing of {names_text(names)}: {problem}" for problem, names in lacking.items()]
 
 
+def _files(target: PackTarget) -> tuple[Sequence[PackedFile], ...]:
+    """The files of each kind: of the cache, of binaries, and of the driver's own cache."""
+    found = [[] if each is None else [each] for each in (target.cache, target.binaries)]
+    return (*found, target.driver_cache)
+
+
 def held_text(targets: Sequence[PackTarget]) -> str:
     """The contents of targets, such as "2 caches and binaries of 1"."""
     caches = sum(each.cache is not None for each in targets)
     binaries = sum(each.binaries is not None for each in targets)
-    held = [plural(caches, "cache")] if caches or not binaries else []
-    return " and ".join([*held, *([f"binaries of {binaries}"] if binaries else [])])
+    drivers = sum(bool(each.driver_cache) for each in targets)
+    held = [plural(caches, "cache")] if caches or not binaries + drivers else []
+    held += [f"binaries of {binaries}"] if binaries else []
+    return " and ".join([*held, *([f"driver caches of {drivers}"] if drivers else [])])
 
 
 def show_pack(output: Output, directory: Path, manifest: PackManifest, *, signed: bool) -> None:
     """Show the path and the contents of a pack."""
-    files = [file for each in manifest.targets for file in (each.cache, each.binaries) if file is not None]
+    files = [file for each in manifest.targets for kind in _files(each) for file in kind]
     output.line("")
     output.line(
         styled("pack ", "dim"),

@@ -16,8 +16,9 @@ from attrs import evolve, frozen
 
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.request import DeviceRequest, OtherFeatures
-from orchestrator.errors import shown
+from orchestrator.errors import DeviceError, shown
 from orchestrator.packs import driver
+from orchestrator.packs.driver_cache import offered
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import NOT_FOUND, CompileReport
 from orchestrator.stores.pack import Pack, PackError, PackNotes, PackTarget
@@ -132,8 +133,22 @@ def installed(pack: Pack, target: PackTarget) -> Iterator[tuple[Path, CompileOpt
         DeviceError: There is no such device.
     """
     with TemporaryDirectory(prefix="orchestrator-coverage-") as name:
-        _, done = driver.install(pack, target.selector, Path(name))
+        device, done = driver.install(pack, target.selector, Path(name))
         if done.target < 0 or pack.manifest.targets[done.target] != target:
             raise PackError(pack.directory, f"{target.name}: the driver here is another build")
-        mode = CacheMode.SHARED if target.cache is not None else CacheMode.BINARIES
-        yield Path(name), CompileOptions(selector=target.selector, mode=mode, expect_hits=True)
+        options = CompileOptions(selector=target.selector, mode=CacheMode.SHARED, expect_hits=True)
+        if target.cache is None and target.binaries is not None:
+            options = evolve(options, mode=CacheMode.BINARIES)
+        elif target.cache is None:
+            variables = offered([pack], device, Path(name))
+            options = evolve(options, mode=CacheMode.NONE, driver_caches=True, environment=variables)
+        yield Path(name), options
+
+
+def require_misses(report: CompileReport) -> None:
+    """Raise DeviceError where a look-up found pipelines though no cache was offered, and none was missing."""
+    if report.outcomes.cache_hits and not report.outcomes.failed:
+        raise DeviceError(
+            f"{report.device.device_name} creates what no cache holds though compiling is forbidden: the "
+            "driver ignores FAIL_ON_PIPELINE_COMPILE_REQUIRED, or has a cache elsewhere"
+        )

@@ -1,85 +1,97 @@
-"""A driver's own disk cache in a directory, for programs that pass no VkPipelineCache.
+"""A driver's own disk cache in a pack, for programs that pass no VkPipelineCache. Blocking.
 
 Of Mesa's drivers alone: they keep a cache of one file where MESA_DISK_CACHE_SINGLE_FILE says so, and read
-others beside their own (MESA_DISK_CACHE_READ_ONLY_FOZ_DBS). Each device and driver has a folder of its own by
-the identity, so no program is offered what another build wrote. Nothing here writes a file of a driver.
+others beside their own (MESA_DISK_CACHE_READ_ONLY_FOZ_DBS). The driver fills a hidden folder of the pack, and
+the pack takes copies of the file and of its index.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
-import msgspec
-from attrs import frozen
-
-from orchestrator.errors import DeviceError
 from orchestrator.packs.driver import PackDeviceOpened, pack_driver
-from orchestrator.stores.files.atomic_file import write_atomically
-from orchestrator.stores.pack import PackError
+from orchestrator.stores.files.atomic_file import ensure_directory
+from orchestrator.stores.pack import DRIVER_CACHE_SUFFIXES, Pack, PackError
+from orchestrator.stores.profile_file import ProfileIdentity
 
-_ABOUT: Final = "device.json"
-_MESA: Final = "mesa_shader_cache_sf"
-_DATABASES: Final = f"{_MESA}/*/*/foz_cache.foz"
+Variables = tuple[tuple[str, str], ...]
+
+_CONTENT: Final = "mesa_shader_cache_sf/*/*/foz_cache.foz"
+_ON: Final = ("MESA_SHADER_CACHE_DISABLE", "false")
+_BELOW_OWN: Final = 3  # directories that Mesa makes below its own for the kind of cache, driver and device
 
 
-@frozen
-class DriverCache:
-    """The folder of one device and driver."""
+def filled_files(pack: Path, identity: ProfileIdentity) -> list[Path]:
+    """The files that a driver filled for a pack, in the order of `DRIVER_CACHE_SUFFIXES`, or none.
 
-    folder: Path
-    device: PackDeviceOpened
+    A driver begins some for each device that it sees; these are the largest.
+    """
+    found = _folder(pack, identity).glob(_CONTENT)
+    filled = max(found, key=lambda each: each.stat().st_size, default=None)
+    return [] if filled is None else [filled.with_name(filled.stem + end) for end in DRIVER_CACHE_SUFFIXES]
 
-    @classmethod
-    def of(cls, directory: Path, selector: str) -> Self:
-        """That of a device of this machine; raises DeviceError where it does not open."""
-        with pack_driver(selector) as driver:
-            device = driver.device
-        return cls(directory.absolute() / device.identity.pipeline_cache_uuid, device)
 
-    @property
-    def size(self) -> int:
-        """Bytes of the driver's files."""
-        return sum(each.stat().st_size for each in self.folder.glob(f"{_MESA}/*/*/*.foz"))
+def filling(pack: Pack, selector: str) -> Variables:
+    """The variables with which a process fills the cache of a device for a pack.
 
-    def filling(self) -> dict[str, str]:
-        """The variables with which a process fills it, which is made if need be; raises OSError."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.folder / _ABOUT, [msgspec.json.encode(self.device)])
-        return {"MESA_SHADER_CACHE_DIR": str(self.folder), "MESA_DISK_CACHE_SINGLE_FILE": "1"}
-
-    def offered(self, own: Path) -> dict[str, str]:
-        """The variables with which a program reads it, and writes elsewhere: into Mesa's directory `own`.
-
-        Raises:
-            PackError: There is nothing for this device and driver, or its path has a comma.
-        """
-        found = sorted(self.folder.glob(_DATABASES))
-        if not found:
-            there = ", ".join(sorted(_drivers_in(self.folder.parent))) or "nothing"
-            why = f"no driver cache for {self.device.device_name}, {self.device.driver}; there is: {there}"
-            raise PackError(self.folder.parent, why, "fill it with `orchestrator compile --driver-cache`")
-        # Mesa takes each name from its own directory of the device and driver.
-        names = [
-            os.path.relpath(each.with_suffix(""), own / each.relative_to(self.folder).parent)
-            for each in found
-        ]
-        if any("," in each for each in names):
-            raise PackError(self.folder, "Mesa takes no comma in the path of a cache", "move it")
-        return {
-            "MESA_SHADER_CACHE_DIR": str(own),
-            "MESA_DISK_CACHE_COMBINE_RW_WITH_RO_FOZ": "1",
-            "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS": ",".join(names),
-        }
-
-    def require_filled(self) -> None:
-        """Raises DeviceError where the driver wrote nothing."""
-        if not any(self.folder.glob(_DATABASES)):
-            raise DeviceError(
-                f"{self.device.driver} wrote no cache into {self.folder}: only Mesa's drivers are known to, "
-                "where they are built with a disk cache"
+    Raises:
+        PackError: What the pack has was filled elsewhere, so nothing can be added to it.
+        DeviceError: The device does not open.
+        SaveError: The folder cannot be created.
+    """
+    with pack_driver(selector) as driver:
+        identity = driver.device.identity
+    folder, target = _folder(pack.directory, identity), pack.manifest.target_of(identity)
+    had = [] if target is None else target.as_it_was.driver_cache
+    filled = {each.name.removeprefix("foz_cache"): each for each in filled_files(pack.directory, identity)}
+    for each in had:
+        there = next((path for end, path in filled.items() if each.name.endswith(end)), None)
+        if there is None or not there.read_bytes().startswith(pack.read(each)):
+            raise PackError(
+                pack.directory / each.name,
+                f"nothing can be added to it: {folder.name} of the pack, where the driver filled it, is gone",
+                "name another --out, and publish both packs",
             )
+    ensure_directory(folder)
+    return (("MESA_SHADER_CACHE_DIR", str(folder)), ("MESA_DISK_CACHE_SINGLE_FILE", "1"), _ON)
+
+
+def offered(packs: Sequence[Pack], device: PackDeviceOpened, own: Path) -> Variables:
+    """The variables with which a program reads what packs have, and writes into Mesa's directory `own`.
+
+    Raises:
+        PackError: There is nothing for this device and driver, a file is damaged, or its path has a comma.
+    """
+    names = []
+    for pack in packs:
+        target = pack.manifest.target_of(device.identity)
+        for each in () if target is None else target.driver_cache:
+            pack.read(each)
+            names.append(str((pack.directory / each.name).absolute()))
+    if not names:
+        drivers = {
+            f"{each.device_name}, {each.driver}"
+            for pack in packs
+            for each in pack.manifest.targets
+            if each.driver_cache
+        }
+        there = "; ".join(sorted(drivers)) or "nothing"
+        why = f"no driver cache for {device.device_name}, {device.driver}; there is: {there}"
+        raise PackError(packs[0].directory, why, "make it with `orchestrator compile --driver-cache --out`")
+    if any("," in each for each in names):
+        raise PackError(packs[0].directory, "Mesa takes no comma in the path of a cache", "move the pack")
+    # Mesa takes a name from its directory of the device. What goes up further than to the root ends there.
+    root = "../" * (len(Path(os.path.realpath(own)).parts) + _BELOW_OWN)
+    stems = [each.removesuffix(".foz").lstrip("/") for each in names if not each.endswith("_idx.foz")]
+    return (
+        ("MESA_SHADER_CACHE_DIR", str(own)),
+        ("MESA_DISK_CACHE_COMBINE_RW_WITH_RO_FOZ", "1"),
+        ("MESA_DISK_CACHE_READ_ONLY_FOZ_DBS", ",".join(root + each for each in stems)),
+        _ON,
+    )
 
 
 def mesa_directory() -> Path:
@@ -88,12 +100,5 @@ def mesa_directory() -> Path:
     return Path(named or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
 
 
-def _drivers_in(directory: Path) -> set[str]:
-    found = set()
-    for each in directory.glob(f"*/{_ABOUT}"):
-        try:
-            device = msgspec.json.decode(each.read_bytes(), type=PackDeviceOpened)
-        except (OSError, msgspec.MsgspecError):
-            continue
-        found.add(f"{device.device_name}, {device.driver}")
-    return found
+def _folder(pack: Path, identity: ProfileIdentity) -> Path:
+    return pack.absolute() / f".driver-cache-{identity.pipeline_cache_uuid}"

@@ -23,6 +23,7 @@ from orchestrator.devices.families import SELECTOR, one_spelling
 from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.packs.driver import Install, Installed, pack_driver
+from orchestrator.packs.driver_cache import Variables, filled_files, filling
 from orchestrator.run.binaries import state_key
 from orchestrator.run.records import CompileReport, OutcomeStatus, plain_text
 from orchestrator.stores.binary_export import device_export, join_exports, prove_export
@@ -31,6 +32,7 @@ from orchestrator.stores.cache_file import LoadStatus, cache_path
 from orchestrator.stores.files.atomic_file import ReadError, SaveError, content_hash128
 from orchestrator.stores.pack import (
     BINARIES_SUFFIX,
+    DRIVER_CACHE_SUFFIXES,
     LeftOut,
     Pack,
     PackedFile,
@@ -143,6 +145,8 @@ class GrowingPack:
     writer: PackWriter
     selectors: tuple[str, ...]
     _pack: Pack
+    # with which variables the process of a target fills the driver's own cache, by selector
+    environments: dict[str, Variables] = field(factory=dict)
     # why what was compiled for a target is not in the pack, by selector; after `finish`
     problems: dict[str, PackError | SaveError] = field(factory=dict)
     _targets: dict[ProfileIdentity | str, PackTarget] = field(factory=dict)  # by selector where none opened
@@ -151,11 +155,21 @@ class GrowingPack:
     _lock: threading.Lock = field(factory=threading.Lock)
 
     @classmethod
-    def begin(cls, directory: Path, key: SigningKey | None, selectors: Sequence[str]) -> Self:
+    def begin(
+        cls,
+        directory: Path,
+        key: SigningKey | None,
+        selectors: Sequence[str],
+        *,
+        driver_caches: bool = False,
+    ) -> Self:
         """Begin with what is in a directory, which is created where it is missing.
 
+        With `driver_caches`, what mode none leaves in the driver's own cache is for the pack.
+
         Raises:
-            PackError: Others may write it, or its manifest is damaged, or not signed with this key.
+            PackError: Others may write it, or its manifest is damaged, or not signed with this key; or
+                nothing can be added to its driver caches.
             SaveError: It cannot be written.
         """
         writer = PackWriter(directory, key)
@@ -163,12 +177,22 @@ class GrowingPack:
         pack._take_over(pack._pack.manifest.targets)
         writer.prepare()
         writer.sweep()
+        for each in selectors if driver_caches else ():
+            with suppress(DeviceError):  # which its compile will say
+                pack.environments[each] = filling(pack._pack, each)
         pack._write()
         return pack
 
     @classmethod
     @contextmanager
-    def writing(cls, directory: Path, key: SigningKey | None, selectors: Sequence[str]) -> Iterator[Self]:
+    def writing(
+        cls,
+        directory: Path,
+        key: SigningKey | None,
+        selectors: Sequence[str],
+        *,
+        driver_caches: bool = False,
+    ) -> Iterator[Self]:
         """`begin`, as the only process that writes the pack during the block.
 
         Raises:
@@ -177,7 +201,7 @@ class GrowingPack:
         """
         otherwise = "name another --out, and put both together with `orchestrator merge`"
         with PackWriter(directory, key).alone(otherwise):
-            yield cls.begin(directory, key, selectors)
+            yield cls.begin(directory, key, selectors, driver_caches=driver_caches)
 
     def expected(self, pipelines: int) -> Expected:
         """What there is to do of a set of so many pipelines for each target, by what the pack had."""
@@ -236,16 +260,20 @@ class GrowingPack:
             return
         identity = ProfileIdentity.of(report.device.identity)
         before = self._targets.get(identity, PackTarget(selector="")).as_it_was
-        files, kept, holds_earlier = (
-            self._kept_binaries(report, before)
-            if report.mode is CacheMode.BINARIES
-            else self._kept_cache(selector, report, before)
-        )
+        empty = "the driver's cache is empty"
+        kept: Collection[int] | None = None
+        match report.mode:
+            case CacheMode.BINARIES:
+                files, kept, holds_earlier = self._kept_binaries(report, before)
+                empty = "no binaries"
+            case CacheMode.NONE:
+                files, holds_earlier = self._kept_driver_cache(report, before), True
+            case _:
+                files, kept, holds_earlier = self._kept_cache(selector, report, before)
         own = part_of(report, kept)
         earlier = before.parts if holds_earlier or identity in self._ended else ()
         names = {each.name for each in files}
         others = [each for each in before.files if each.name not in names and self._is_as_it_was(each)]
-        empty = "no binaries" if report.mode is CacheMode.BINARIES else "the driver's cache is empty"
         file = report.cache_file
         target = PackTarget(
             selector=plain_text(selector),
@@ -255,7 +283,7 @@ class GrowingPack:
             files=(*files, *others),
             parts=joined_parts([own, *(_completed(each, report, own) for each in earlier)]),
         )
-        if target.cache is None and target.binaries is None:
+        if not target.has_data:
             target = replace(
                 target, files=(), problem=_text(file.error or file.not_saved or empty, file.path)
             )
@@ -320,6 +348,30 @@ class GrowingPack:
         file = self.writer.add(path.name, content, len(states))
         return (file, *self.writer.add_notes(cache_file.name, notes)), kept, holds_earlier
 
+    def _kept_driver_cache(self, report: CompileReport, before: PackTarget) -> tuple[PackedFile, ...]:
+        """The files of the driver's own cache, which only grow, and notes of what was compiled into them."""
+        identity = report.device.identity
+        stem = cache_path(self.writer.directory, identity).stem
+        filled = filled_files(self.writer.directory, ProfileIdentity.of(identity))
+        if not filled:
+            why = f"{driver_words(identity)} wrote no cache of its own"
+            raise PackError(self.writer.directory, why, "use a driver of Mesa's that has a disk cache")
+        compiled = {each.key: int(each.driver_ns) for each in report.of_status(OutcomeStatus.COMPILED)}
+        own = PackNotes(
+            timed=np.array([*compiled], "<u8").tobytes(),
+            times_ns=np.array([*compiled.values()], "<i8").tobytes(),
+            held=np.unique(np.array(_created(report), "<u8")).tobytes(),
+        )
+        had = PackNotes()
+        with suppress(PackError):
+            had = self._pack.read_notes(before)
+        notes = PackNotes.joined([had, own]) if had.held else own
+        if before.cache is not None:
+            notes = replace(notes, held=had.held)
+        names = [stem + end for end in DRIVER_CACHE_SUFFIXES]
+        files = [self.writer.add(n, f.read_bytes()) for n, f in zip(names, filled, strict=True)]
+        return (*files, *self.writer.add_notes(f"{stem}.foz", notes))
+
     def _add_earlier(self, selector: str, before: PackTarget, cache_file: Path) -> bool:
         """Have the driver add the cache that the pack had to one elsewhere, which then takes its place.
 
@@ -363,7 +415,7 @@ class GrowingPack:
     def _checked(self, target: PackTarget) -> PackTarget:
         """A target of an earlier run; unfinished where its cache or its binaries are not what they were."""
         files = tuple(filter(self._is_as_it_was, target.files))
-        lost = {target.cache, target.binaries} - {None, *files}
+        lost = {target.cache, target.binaries, *target.driver_cache} - {None, *files}
         return _unfinished(target) if lost else replace(target, files=files)
 
     def _is_as_it_was(self, file: PackedFile) -> bool:

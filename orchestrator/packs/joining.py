@@ -48,7 +48,7 @@ class JoinedTarget:
     """A target of a joined pack."""
 
     target: PackTarget
-    packs: tuple[Path, ...]  # the packs that had a cache or binaries for it
+    packs: tuple[Path, ...]  # the packs that had data for it
     merged: bool  # whether their caches were merged by the driver; otherwise one was copied
 
 
@@ -169,13 +169,19 @@ def _having(group: list[_Target], kind: Callable[[PackTarget], PackedFile | None
 def _join(group: list[_Target], writer: PackWriter, opener: str) -> JoinedTarget:
     caches = _having(group, lambda target: target.cache)
     binaries = _having(group, lambda target: target.binaries)
+    drivers = _having(group, lambda target: next(iter(target.driver_cache), None))
+    if len(drivers) > 1:
+        why = f"the driver's own caches for {drivers[1][1].name} cannot be joined with those of another pack"
+        raise PackError(drivers[1][0].directory, why, "publish both packs; or compile all into one")
     files: tuple[PackedFile, ...] = ()
     if len(caches) > 1:
         files = _merged(caches, writer, opener)
-    elif caches or binaries:
-        pack, target = (caches or binaries)[0]
-        others = (each for each in target.files if each != target.binaries)
+    elif having := caches or binaries or drivers:
+        pack, target = having[0]
+        others = (each for each in target.files if each not in (target.binaries, *target.driver_cache))
         files = tuple(writer.add(each.name, pack.read(each), each.pipelines) for each in others)
+    for pack, target in drivers:
+        files += tuple(writer.add(each.name, pack.read(each)) for each in target.driver_cache)
     if binaries:
         exports = [
             (pack.directory / file.name, pack.read_binaries(target))
@@ -193,7 +199,7 @@ def _join(group: list[_Target], writer: PackWriter, opener: str) -> JoinedTarget
         parts=joined_parts(part for target in finished for part in target.parts),
         problem="" if files else "; ".join(problems),
     )
-    packs = tuple(dict.fromkeys(pack.directory for pack, _ in (*caches, *binaries)))
+    packs = tuple(dict.fromkeys(pack.directory for pack, _ in (*caches, *binaries, *drivers)))
     return JoinedTarget(joined, packs, merged=len(caches) > 1)
 
 

@@ -12,7 +12,7 @@ from orchestrator.children.serving import Channel
 from orchestrator.devices.device import Device
 from orchestrator.devices.opening import open_for_child
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.errors import DeviceError, OrchestratorError
+from orchestrator.errors import DeviceError, OrchestratorError, shell_text
 from orchestrator.packs.driver import (
     Install,
     Installed,
@@ -119,6 +119,9 @@ def _install(device: Device, request: Install) -> Installed:
         done = _install_cache(device, pack, target, notes, done)
     if target.binaries is not None and binaries:
         done = _install_binaries(pack.directory / target.binaries.name, binaries, notes, done)
+    if target.driver_cache and not request.again:
+        how = f"`orchestrator run {shell_text(pack.directory)} -- PROGRAM`"
+        done = replace(done, notes=(*done.notes, f"there is a cache of the driver's own: it serves {how}"))
     return done
 
 

@@ -5,6 +5,7 @@
       NAME.pipeline-cache    a cache file
       NAME.notes             compile times, what the cache file was made for, which pipelines it holds
       NAME.binaries          pipeline binaries of the device; see `binary_export`
+      NAME.foz, NAME_idx.foz what Mesa's driver of the device keeps in its own cache, and an index
 
 The manifest names each file by its SHA-256, and a signature is over the manifest, so it covers all of them.
 Names of files are plain names of known kinds, and links are refused, so nothing outside of the directory is
@@ -81,9 +82,10 @@ FORMAT: Final = 3
 MANIFEST: Final = "manifest.json"
 NOTES_SUFFIX: Final = ".notes"
 BINARIES_SUFFIX: Final = ".binaries"
+DRIVER_CACHE_SUFFIXES: Final = ("_idx.foz", ".foz")  # Mesa's names
 
 _LEFT_BESIDE: Final = (LOCK_SUFFIX, LOADING_SUFFIX, PREVIOUS_SUFFIX)
-_SUFFIXES: Final = (CACHE_FILE_SUFFIX, NOTES_SUFFIX, BINARIES_SUFFIX)
+_SUFFIXES: Final = (CACHE_FILE_SUFFIX, NOTES_SUFFIX, BINARIES_SUFFIX, *DRIVER_CACHE_SUFFIXES)
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,160}")
 _WHAT: Final = "orchestrator pack"
 MANIFEST_CAP: Final = 64 << 20
@@ -163,7 +165,7 @@ class PackTarget(msgspec.Struct, frozen=True, kw_only=True):
     identity: ProfileIdentity | None = None  # None where the device did not open
     device_name: _Text = ""
     driver: _Text = ""
-    files: _Files = ()  # its cache file, its pipeline binaries, and notes
+    files: _Files = ()  # its cache file, its pipeline binaries, the driver's own cache, and notes
     parts: tuple[Part, ...] = ()
     problem: _Text = ""  # why there is nothing
     before: _Files = ()  # its files until now, while it is compiled again
@@ -179,9 +181,14 @@ class PackTarget(msgspec.Struct, frozen=True, kw_only=True):
         return self._file(BINARIES_SUFFIX)
 
     @property
+    def driver_cache(self) -> tuple[PackedFile, ...]:
+        """The files of the driver's own cache: two, or none."""
+        return tuple(each for each in self.files if each.name.endswith(DRIVER_CACHE_SUFFIXES))
+
+    @property
     def has_data(self) -> bool:
-        """Whether there is a cache, or there are binaries."""
-        return self.cache is not None or self.binaries is not None
+        """Whether there is a cache of any kind, or there are binaries."""
+        return self.cache is not None or self.binaries is not None or bool(self.driver_cache)
 
     @property
     def notes(self) -> PackedFile | None:
@@ -497,7 +504,10 @@ class Pack:
             readers = {CACHE_FILE_SUFFIX: self.read_cache, BINARIES_SUFFIX: self.read_binaries}
             for file in target.files:
                 try:
-                    readers.get(PurePath(file.name).suffix, self.read_notes)(target)
+                    if file in target.driver_cache:
+                        self.read(file)
+                    else:
+                        readers.get(PurePath(file.name).suffix, self.read_notes)(target)
                 except PackError as error:
                     yield error.path, str(error).removeprefix(f"{error.path}: ")
 

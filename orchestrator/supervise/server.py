@@ -54,7 +54,8 @@ class CompileServer:
             OSError: It cannot be started.
         """
         opener = options.trial_limits.opener
-        started = started_server({} if opener else needed_at_start(options.selector))
+        needed = {} if opener else needed_at_start(options.selector)
+        started = started_server(needed | dict(options.environment))
         child: Child[Answer] = Child(SERVICE, Answer, process=started.process, reads_output=False)
         os.setpriority(os.PRIO_PGRP, child.process_id, os.getpriority(os.PRIO_PROCESS, 0))
         server = cls(child, started.table, started.payloads)

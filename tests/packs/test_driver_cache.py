@@ -1,0 +1,120 @@
+"""A driver's own cache in a pack serves an application without a VkPipelineCache (tests/hosts/host.c)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.drivers import driver_environment, require_header, require_tool
+from tests.hosts.run_host import Host, device_name, quiet_environment, recorded_application
+
+RADV = "radv:navi31"
+OTHER = "radv:navi21"
+READ_ONLY = "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS"
+Orchestrator = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    variables = quiet_environment(driver_environment(RADV))
+    return variables | {"MESA_SHADER_CACHE_DIR": str(tmp_path / "own")}
+
+
+@pytest.fixture
+def orchestrator(tmp_path: Path, environment: dict[str, str]) -> Orchestrator:
+    def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestrator", *map(str, arguments)],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        return done
+
+    return run
+
+
+def targets_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    return list(json.loads(done.stdout)["targets"])
+
+
+def test_an_application_without_a_cache_compiles_nothing(
+    tmp_path: Path, environment: dict[str, str], orchestrator: Orchestrator
+) -> None:
+    require_header("vulkan/vulkan.h", "libvulkan-dev")
+    host = Host.build(tmp_path, require_tool("gcc"))
+    application = host.application(recorded_application("sample"))
+    without = host.run(application, environment, device=device_name(RADV), forbid=True)
+    assert (without.exit_code, without.compiled & without.hits) == (1, frozenset())
+    assert len(without.misses) > 15
+
+    orchestrator("key", "new", "team.key")
+    fill = ("compile", "sample", "-d", RADV, "--driver-cache", "--sign", "team.key", "--out", "ship")
+    orchestrator(*fill)
+    orchestrator("verify", "ship", "--complete", "--trust", "team.pub")
+    for how in ([], ["--run"]):
+        (target,) = targets_of(orchestrator("coverage", "sample", "ship", *how, "--json"))
+        assert (target["proven"], target["missing"]) == (bool(how), [])
+
+    # A player has only what is delivered.
+    orchestrator("publish", "ship", "--out", "site", "--sign", "team.key")
+    shutil.rmtree(tmp_path / "ship")
+    release = ("--trust", "team.pub", "-d", RADV, "--cache-dir", "player")
+    assert "orchestrator run" in orchestrator("install", "site", *release).stdout
+    delivered = ("run", "player/delivered/release", "--trust", "team.pub", "-d")
+    variables = json.loads(orchestrator(*delivered, RADV, "--json").stdout)["variables"]
+    found = host.run(application, environment | variables, device=device_name(RADV), forbid=True)
+    assert (found.exit_code, found.misses, found.tried) == (0, frozenset(), without.tried)
+
+    program = (sys.executable, "-c", f"import os; exit(len(os.environ[{READ_ONLY!r}]) > 9)")
+    orchestrator(*delivered, RADV, "--", *program, code=1)
+    none = orchestrator(*delivered, RADV, "--", tmp_path / "nope", code=2)
+    assert "cannot be started: No such file" in none.stderr
+    other = orchestrator(*delivered, OTHER, "--", *program, code=2)
+    assert "no driver cache for Null hardware (RADV NAVI21)" in other.stderr
+    (file,) = (tmp_path / "player/delivered/release/ship").glob("*_idx.foz")
+    file.write_bytes(file.read_bytes()[:-1])
+    assert f"{file.name}: it is damaged" in orchestrator(*delivered, RADV, "--", *program, code=2).stderr
+
+
+def test_a_pack_grows_where_it_was_filled(tmp_path: Path, orchestrator: Orchestrator) -> None:
+    fill = ("compile", "-d", RADV, "--driver-cache", "--out", "ship", "--shard")
+    orchestrator(*fill, "1/2", "sample")
+    (half,) = targets_of(orchestrator("coverage", "sample", "ship", "--run", "--json", code=1))
+    assert 50 < half["held"] < half["pipelines"] - 50
+    shutil.copytree(tmp_path / "ship", tmp_path / "copy", ignore=shutil.ignore_patterns(".*"))
+    orchestrator(*fill, "2/2", "sample")
+    (whole,) = targets_of(orchestrator("coverage", "sample", "ship", "--run", "--json"))
+    assert (whole["missing"], whole["proven"]) == ([], True)
+
+    refused = orchestrator(*fill[:5], "copy", "sample", code=2)
+    assert "nothing can be added to it" in refused.stderr
+    refused = orchestrator("merge", "ship", "copy", "-o", "both", code=2)
+    assert "the driver's own caches for radv:navi31" in refused.stderr
+    orchestrator("compile", "sample", "-d", RADV, "--out", "caches")
+    orchestrator("merge", "ship", "caches", "-o", "both")
+    (both,) = json.loads(orchestrator("verify", "both", "--complete", "--json").stdout)["checked"]
+    (held,) = both["targets"]
+    assert held["cache"] is not None
+    assert len(held["driver_cache"]) == 2
+    (tmp_path / "both").chmod(0o777)
+    refused = orchestrator("run", "both", "-d", RADV, code=2)
+    assert "--trust" in refused.stderr
+
+
+def test_a_driver_that_writes_no_cache_is_named(orchestrator: Orchestrator) -> None:
+    done = orchestrator(
+        "compile", "sample", "-d", "simulated", "--driver-cache", "--out", "ship", "--json", code=2
+    )
+    assert "wrote no cache of its own" in done.stdout
