@@ -54,7 +54,6 @@ from orchestrator.stores.files.recovery import (
     leftovers_in,
     previous_path,
     quarantine_file,
-    set_aside,
     sweep_file,
 )
 from orchestrator.stores.files.writer_lock import LOCK_WAIT_S, writer_lock
@@ -458,7 +457,6 @@ class _CacheLoader:
     create: Callable[[bytes], PipelineCache]
     relax_driver_version: bool
     has_lock: bool = False
-    _gave_up: bool = field(default=False, init=False)
     _is_alone: bool = field(default=False, init=False)
 
     def load(self) -> tuple[PipelineCache | None, LoadResult]:
@@ -466,8 +464,6 @@ class _CacheLoader:
         cache, current = self._load_one(self.path)
         if cache is not None:
             return cache, self._settled(cache, current)
-        if self._gave_up:
-            return None, current  # the previous generation is the one that was just set aside
         cache, previous = self._load_one(previous_path(self.path))
         if previous.status is LoadStatus.MISSING:
             return None, current
@@ -485,7 +481,9 @@ class _CacheLoader:
         try:
             with counted_load(self.path, result.data_hash, TOLERATED_DEATHS) as count:
                 if count.deaths > TOLERATED_DEATHS:
-                    return None, self._accused(result, count.deaths)
+                    died = f"{count.deaths} processes in a row died while the driver was given this data"
+                    accused = _noted(result, died, status=LoadStatus.CRASHED_LAST_TIME, data=b"")
+                    return None, self._moved_away(accused)
                 self._is_alone = count.is_alone and not count.problem
                 try:
                     cache = self.create(result.data)
@@ -493,7 +491,7 @@ class _CacheLoader:
                     # If an empty cache fails too, the device is at fault and the file stays.
                     self.device.destroy_pipeline_cache(self.create(b""))
                     refused = _noted(result, str(error), status=LoadStatus.REJECTED_BY_DRIVER, data=b"")
-                    return None, self._moved_away(refused, self._to_quarantine)
+                    return None, self._moved_away(refused)
             return cache, _noted(self._judged(cache, result), count.problem)
         except BaseException:
             if cache is not None:
@@ -526,30 +524,8 @@ class _CacheLoader:
             raise
         return result
 
-    def _accused(self, result: LoadResult, deaths: int) -> LoadResult:
-        """Set a file aside that crashes the driver: as the previous generation if there is none."""
-        many = "a process" if deaths == 1 else f"{deaths} processes in a row"
-        died = f"{many} died while the driver was given this data"
-        result = _noted(result, died, status=LoadStatus.CRASHED_LAST_TIME, data=b"")
-        stays = "it is not loaded, and stays as the previous generation"
-        if result.path != self.path:
-            return _noted(result, stays)
-
-        def put_aside(result: LoadResult) -> LoadResult:
-            self._gave_up = set_aside(self.path)
-            return _noted(result, stays) if self._gave_up else self._to_quarantine(result)
-
-        return self._moved_away(result, put_aside)
-
-    def _to_quarantine(self, result: LoadResult) -> LoadResult:
-        try:
-            moved_to = quarantine_file(result.path)
-        except SaveError as failure:
-            return _noted(result, str(failure))
-        return _noted(result, "the file is in the quarantine", quarantined=moved_to)
-
-    def _moved_away(self, result: LoadResult, move: Callable[[LoadResult], LoadResult]) -> LoadResult:
-        """Move the file away under the writer lock, unless it was replaced since."""
+    def _moved_away(self, result: LoadResult) -> LoadResult:
+        """Move the file to the quarantine under the writer lock, unless it was replaced since."""
         lock = nullcontext(True) if self.has_lock else writer_lock(self.path, wait_s=0)
         try:
             with lock as held:
@@ -557,9 +533,10 @@ class _CacheLoader:
                     return _noted(result, "it stays, since a process is saving")
                 if stored_data_hash(result.path) != result.data_hash:
                     return _noted(result, "it was replaced meanwhile")
-                return move(result)
-        except (SaveError, ReadError, OSError) as error:
+                moved_to = quarantine_file(result.path)
+        except (SaveError, ReadError) as error:
             return _noted(result, f"it stays: {likely_cause(error)}")
+        return _noted(result, "the file is in the quarantine", quarantined=moved_to)
 
 
 def _joined(*sentences: str) -> str:

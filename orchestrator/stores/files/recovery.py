@@ -2,7 +2,7 @@
 
     NAME                         the current generation
     NAME.previous                the one before it; it exists until the current one has loaded once
-    NAME.loading                 the hash of each content whose load began and did not end
+    NAME.loading                 the hash of the content whose loads began and did not end, once for each
     .NAME.<16 hex>.tmp           a temporary (see atomic_file)
     quarantine/<number>-NAME     a file that was refused
 
@@ -40,7 +40,7 @@ PREVIOUS_SUFFIX: Final = ".previous"
 LOADING_SUFFIX: Final = ".loading"
 QUARANTINE_DIRECTORY: Final = "quarantine"
 _KEPT_FILES: Final = 8  # in a quarantine
-_MOST_NOTED: Final = 4096  # bytes of deaths that are remembered of a cache file, the newest
+_MOST_NOTED: Final = 4096  # bytes of deaths that are read
 
 # Answers of a file system that has no hard links, or forbids one to this file.
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -88,18 +88,6 @@ def keep_as_previous(path: Path, cap: int) -> None:
         raise SaveError(path, "keeping the previous generation", likely_cause(error)) from error
 
 
-def set_aside(path: Path) -> bool:
-    """Rename the current generation to the previous one; False if there already is a previous one.
-
-    The caller holds the writer's lock. Raises OSError.
-    """
-    if has_previous(path):
-        return False
-    files().rename(path, previous_path(path))
-    files().sync_directory(path.parent)
-    return True
-
-
 # --- deaths of loads
 
 
@@ -129,40 +117,30 @@ def counted_load(path: Path, data_hash: bytes, tolerated: int) -> Iterator[LoadC
     kept is no reason not to load.
     """
     count = LoadCount()
-    own = data_hash.hex()
+    own = data_hash.hex().encode()
     descriptor: int | None = None
-    others: list[str] = []
     is_counted = False
     try:
         try:
             descriptor = files().open_lock(loading_path(path))
             count.is_alone = files().try_lock(descriptor)
             if count.is_alone:
-                noted = files().read(descriptor, _MOST_NOTED).decode(errors="replace").split()
-                others = [each for each in noted if each != own]
-                count.deaths = len(noted) - len(others)
+                count.deaths = files().read(descriptor, _MOST_NOTED).split().count(own)
                 is_counted = count.deaths <= tolerated
                 if is_counted:
-                    _note(descriptor, [*others, *[own] * (count.deaths + 1)])
+                    files().truncate(descriptor)
+                    files().write(descriptor, memoryview(b"\n".join([own] * (count.deaths + 1))))
         except OSError as error:
             count.problem = f"crashes of this load are not counted: {likely_cause(error)}"
         try:
             yield count
         finally:
-            if descriptor is not None and is_counted:
+            if is_counted:
                 with suppress(OSError):  # a second death in a row would be needed to give it up
-                    if others:
-                        _note(descriptor, others)
-                    else:
-                        files().unlink(loading_path(path))
+                    files().unlink(loading_path(path))
     finally:
         if descriptor is not None:
             close_quietly(descriptor)
-
-
-def _note(descriptor: int, hashes: list[str]) -> None:
-    files().truncate(descriptor)
-    files().write(descriptor, memoryview("\n".join(hashes).encode()[-_MOST_NOTED:]))
 
 
 def deaths_of(path: Path, data_hash: bytes) -> int:
