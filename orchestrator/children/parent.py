@@ -178,11 +178,6 @@ class Child(Generic[_A]):
             self._ended = Ended(status, output, self._fault, not exited)
         return self._ended
 
-    def leave(self, grace_s: float = _GRACE_S) -> None:
-        """Let it end by itself, as if this process were gone; waits `grace_s` at most. Call `end` next."""
-        self._requests.close()
-        self._exits_within(grace_s)
-
     def kill(self) -> None:
         """Kill it and everything that it started. Does not block; the thread that uses it sees it end."""
         # Another thread that holds the lock is killing it.

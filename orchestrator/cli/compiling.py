@@ -63,7 +63,7 @@ from orchestrator.process import (
 )
 from orchestrator.run.options import BARRIER, ROLLING, CompileOptions, TrialLimits
 from orchestrator.sets.subset import WHOLE, Subset
-from orchestrator.supervise.server import CompileServer, first_request
+from orchestrator.supervise.server import CompileServer
 
 if TYPE_CHECKING:
     import trio
@@ -379,8 +379,7 @@ def _one_report(
             own_process(selector, driver_caches=options.driver_caches)
             clock.enter("read")
         else:
-            first = first_request(options, directory) if call.control is None else None
-            server = held.enter_context(closing(CompileServer.start(call.paths, options, first=first)))
+            server = held.enter_context(closing(CompileServer.start(call.paths, options)))
             clock.enter("supervise")
         # While the server opens the set.
         from orchestrator.cli.progress import progress_view

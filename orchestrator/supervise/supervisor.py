@@ -36,7 +36,7 @@ from orchestrator.errors import DeviceError, expect
 from orchestrator.run.commands import Stop
 from orchestrator.run.first_error import first_error
 from orchestrator.run.limits import MemoryLimitError
-from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, directory_to_keep
+from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions, SavePolicy, directory_to_keep
 from orchestrator.run.records import (
     CompileReport,
     Death,
@@ -72,11 +72,15 @@ from orchestrator.supervise.messages import (
     Steer,
 )
 from orchestrator.supervise.relay import CommandQueue, ProgressRelay, SettlementRelay
-from orchestrator.supervise.server import CompileServer, with_checkpoints
+from orchestrator.supervise.server import CompileServer
 from orchestrator.supervise.trial import Blame, SuspectTrials, end_when
 from orchestrator.supervise.watch import Watch, WorkerDeath
 
 _COMPILING: Final = "compiling"  # as compile_set begins the name of that stage
+_CHECKPOINTS: Final = SavePolicy(overdue_ns=10_000_000_000)
+"""A crash costs what was compiled since the last save."""
+_SHARE_LOST: Final = 0.25
+"""Of what a process compiled that dies young, as another one did before."""
 
 
 async def compile_supervised(
@@ -245,8 +249,8 @@ class _Supervisor:
             options = evolve(options, workers=1, batch_limit=1)
         if DriverStep.MERGE in rules.given_up and options.mode not in NO_WORKER_CACHES:
             options = evolve(options, mode=CacheMode.SHARED, merge=None)
-        options = with_checkpoints(options, after_death=self._supervision.processes > 0)
-        return evolve(options, open_ahead=rules.opens_ahead)
+        options = evolve(options, open_ahead=rules.opens_ahead)
+        return _with_checkpoints(options, after_death=self._supervision.processes > 0)
 
     def _spent_s(self) -> float:
         """Seconds since the first pipeline."""
@@ -269,9 +273,8 @@ class _Supervisor:
             started_ns=self.progress.shown.started_ns,
         )
         self.settlements.begin()
-        if not connection.server.take_over():
-            connection.table.clear()  # the entries are those of the previous process
-            await connection.send(request)
+        connection.table.clear()  # the entries are those of the previous process
+        await connection.send(request)
         self._supervision += Supervision(processes=1)
         watch = Watch(connection, number, self.options.trial_limits, self._compiled, self._ending)
         worker = _WorkerProcess(watch, commands)
@@ -508,3 +511,16 @@ class _Supervisor:
                 except SaveError as error:
                     self._rules.notes.append(f"pipelines that compile again are still in quarantine: {error}")
         return known
+
+
+def _with_checkpoints(options: CompileOptions, *, after_death: bool) -> CompileOptions:
+    """Options of a run that may end at any time: what it has made is merged and saved on the way.
+
+    What they say of merges and saves stays. After a death the next process may die as soon.
+    """
+    share = _SHARE_LOST if after_death else 0.0
+    if options.merge is None and options.mode not in NO_WORKER_CACHES:
+        options = evolve(options, merge=evolve(ROLLING, age_share=share))
+    if options.save_policy == SavePolicy():
+        options = evolve(options, save_policy=evolve(_CHECKPOINTS, age_share=share))
+    return options

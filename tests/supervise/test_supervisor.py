@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -31,10 +30,8 @@ from orchestrator.stores.culprits import Cause, load_quarantine
 from orchestrator.supervise import watch as watching
 from orchestrator.supervise.connection import Connection
 from orchestrator.supervise.in_flight import InFlightTable
-from orchestrator.supervise.server import CompileServer, first_request
 from orchestrator.supervise.supervisor import compile_supervised
 from orchestrator.supervise.watch import Watch
-from tests.children.test_children import until
 from tests.run.small_sets import MARKER, compiled, write_applications, write_small_set
 from tests.supervise.processes import children
 from tests.supervise.supervised_devices import KEYS, SHORT_S, open_deadly, open_good, open_poisoned
@@ -62,21 +59,14 @@ async def supervised(
     folder: Path | None = None,
     limits: TrialLimits | None = None,
     told: dict[str, Any] | None = None,
-    *,
-    is_begun: bool = False,
     **options: Any,
 ) -> CompileReport:
     """Compile a set in a child that opens its device by a function of `DEVICES`; no process is left."""
     before = children()
     limits = evolve(limits or TrialLimits(), opener=f"{DEVICES}:{name}")
     made = CompileOptions(trial_limits=limits, **dict[str, Any](workers=2, mode="per-worker") | options)
-    server = (
-        CompileServer.start([str(archive)], made, first=first_request(made, folder)) if is_begun else None
-    )
     try:
-        return await compile_supervised(
-            [str(archive)], made, cache_directory=folder, server=server, **told or {}
-        )
+        return await compile_supervised([str(archive)], made, cache_directory=folder, **told or {})
     finally:
         assert children() == before
 
@@ -211,7 +201,7 @@ async def test_whoever_ends_the_process_is_blamed_and_the_next_run_leaves_it_out
     stages: list[str] = []
     told: list[Progress] = []
     heard = {"on_stage": stages.append, "on_progress": told.append}
-    first = await supervised(archive, "open_deadly", cache, None, heard, is_begun=True)
+    first = await supervised(archive, "open_deadly", cache, None, heard)
     assert_progress_goes_on(stages, told)
     failed: dict[int, str] = {each.key: each.reason for each in first.failed}
     assert set(failed) == {KEYS[1], KEYS[4], KEYS[7], KEYS[9]}
@@ -374,28 +364,6 @@ async def test_a_driver_that_takes_one_device_at_a_time_gets_one(
     assert [len(each) for each in report.runs] == [2, 2]
     assert report.counts()[OutcomeStatus.COMPILED] == len(report.pipelines) == 4
     assert not any(each.overlapped for each in report.stages)
-
-
-def is_loading(table: InFlightTable) -> bool:
-    return any(each.step is DriverStep.LOAD for each in table.flights())
-
-
-async def test_a_compile_that_was_begun_and_given_up_costs_no_cache_file(
-    archive: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    await compiled(archive, cache, open_good)
-    before = children()
-    options = CompileOptions(
-        workers=2, mode=CacheMode.SHARED, trial_limits=TrialLimits(opener=f"{DEVICES}:open_stuck_in_load")
-    )
-    for _ in range(3):
-        server = CompileServer.start([str(archive)], options, first=first_request(options, cache))
-        until(partial(is_loading, InFlightTable(server.table)))
-        server.close()
-    assert children() == before
-    report = await supervised(archive, "open_good", cache)
-    assert report.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
 
 
 async def test_a_verdict_is_kept_as_soon_as_it_is_known(archive: Path, tmp_path: Path, marker: Path) -> None:
