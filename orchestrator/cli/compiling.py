@@ -423,9 +423,10 @@ def _one_report(
 def _remember(
     call: _Call, options: CompileOptions, directory: Path | None, report: CompileReport | None
 ) -> None:
-    """Leave what `refresh` does again, where a cache is kept here."""
+    """Leave what `refresh` does again, where a cache is kept: in a pack, or in its directory."""
     given = call.arguments
-    if directory is None or report is None or report.stopped or given.expect_hits or given.out:
+    directory = given.out or directory
+    if directory is None or report is None or report.stopped or given.expect_hits:
         return
     from orchestrator.stores.cache_file import cache_path
     from orchestrator.stores.compiles import RememberedCompile, remember_compile

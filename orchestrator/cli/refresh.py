@@ -8,24 +8,30 @@ import sys
 import time as clock
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 from attrs import evolve
 from cyclopts import Parameter
 
-from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag, in_range
+from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag, PrivateKey, in_range
 from orchestrator.cli.documents import RefreshDocument, RefreshedCompile
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, Style, path_text, plural, styled
 from orchestrator.cli.stopping import run_until_signal
-from orchestrator.cli.values import named_directory, time_limit_seconds
+from orchestrator.cli.values import named_directory, signing_key, time_limit_seconds
 from orchestrator.devices.listing import list_one
 from orchestrator.errors import NoDeviceError, OrchestratorError, shell_text, shown
+from orchestrator.packs.growing import GrowingPack
 from orchestrator.run.options import CompileOptions
+from orchestrator.run.records import CompileReport
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.compiles import RememberedCompile, remember_compile, remembered_compiles
-from orchestrator.supervise.targets import IN_TURN
+from orchestrator.stores.pack import is_pack
+from orchestrator.supervise.targets import IN_TURN, TargetResult
+
+if TYPE_CHECKING:
+    from orchestrator.stores.signing import SigningKey
 
 _UNITS: Final = {
     "orchestrator-refresh.service": """[Unit]
@@ -64,17 +70,20 @@ def refresh_verb(
     dry_run: Flag = False,
     systemd: Flag = False,
     cache_dir: CacheDirectory = None,
+    sign: PrivateKey = None,
     json: JsonFlag = False,
 ) -> int:
     """Compile again what was compiled before and does not fit the present drivers any more.
 
     `compile` remembers in the cache directory which set it compiled for which device, and with which options.
-    After an update of a driver this verb does the same again, into a cache file of the new driver.
+    After an update of a driver this verb does the same again, into a cache file of the new driver. A pack
+    remembers that too: with `--cache-dir PACK` it grows by what the new driver made, and keeps the rest.
 
     **EXAMPLES**
 
         orchestrator refresh --dry-run
         orchestrator refresh --idle --time 10m
+        orchestrator refresh --cache-dir ship --sign team.key
         orchestrator refresh --idle --time 1h --systemd
 
     Args:
@@ -88,20 +97,20 @@ def refresh_verb(
     directory, out = named_directory(cache_dir), Output(json=json)
     limit_s = time_limit_seconds(time, "--time") if time else math.inf
     if systemd:
-        return _print_units(out, directory if cache_dir else None, time=time, nice=nice, idle=idle)
+        return _print_units(out, directory if cache_dir else None, sign, time=time, nice=nice, idle=idle)
     if nice:
         os.nice(nice)
     if idle:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    return _refresh(directory, out, 0.0 if dry_run else limit_s)
+    return _refresh(directory, out, 0.0 if dry_run else limit_s, signing_key(sign))
 
 
-def _refresh(directory: Path, out: Output, limit_s: float) -> ExitCode:
+def _refresh(directory: Path, out: Output, limit_s: float, key: SigningKey | None) -> ExitCode:
     ends_s = clock.monotonic() + limit_s
     done: list[RefreshedCompile] = []
     present: dict[str, str] = {}
     for each in remembered_compiles(directory):
-        done.append(_refreshed(directory, each, present, ends_s))
+        done.append(_refreshed(directory, each, present, ends_s, key))
         out.line(
             styled(f"{done[-1].outcome:9}", _STYLES.get(done[-1].outcome, "warn")),
             f"{' '.join(done[-1].set)} for {each.selector or 'the first device'}",
@@ -116,7 +125,7 @@ def _refresh(directory: Path, out: Output, limit_s: float) -> ExitCode:
 
 
 def _refreshed(
-    directory: Path, was: RememberedCompile, present: dict[str, str], ends_s: float
+    directory: Path, was: RememberedCompile, present: dict[str, str], ends_s: float, key: SigningKey | None
 ) -> RefreshedCompile:
     """What becomes of a compile; `present` has names of cache files by selector, and gets more."""
     told = partial(RefreshedCompile, set=tuple(map(path_text, was.set_paths)), selector=was.selector)
@@ -131,8 +140,10 @@ def _refreshed(
             return told(outcome="needed", detail=f"it was compiled into {was.cache_file}")
         options = msgspec.msgpack.decode(was.options, type=CompileOptions)
         options = evolve(options, time_limit_s=left_s if left_s < math.inf else None)
-        compile_again = partial(IN_TURN.compile, was.set_paths, options, cache_directory=directory)
-        report = run_until_signal(compile_again)
+        if is_pack(directory):
+            report = _into_pack(directory, was, options, key)
+        else:
+            report = _compiled(directory, was, options)
         if report.stopped:
             why = "the time limit was reached" if report.out_of_time else "the device was lost"
             return told(outcome="needed", detail=why)
@@ -146,12 +157,32 @@ def _refreshed(
     return told(outcome="failed" if counts.failed else "compiled", detail=detail)
 
 
-def _print_units(out: Output, directory: Path | None, *, time: str, nice: int, idle: bool) -> ExitCode:
+def _compiled(directory: Path, was: RememberedCompile, options: CompileOptions) -> CompileReport:
+    return run_until_signal(partial(IN_TURN.compile, was.set_paths, options, cache_directory=directory))
+
+
+def _into_pack(
+    directory: Path, was: RememberedCompile, options: CompileOptions, key: SigningKey | None
+) -> CompileReport:
+    named, has_driver_cache = [was.selector], bool(options.environment)
+    with GrowingPack.writing(directory, key, named, driver_caches=has_driver_cache) as pack:
+        again = evolve(options, environment=pack.environments.get(was.selector, ()))
+        report = _compiled(directory, was, again)
+        pack.finish([TargetResult(was.selector, report)])
+        for problem in pack.problems.values():
+            raise problem
+    return report
+
+
+def _print_units(
+    out: Output, directory: Path | None, key: Path | None, *, time: str, nice: int, idle: bool
+) -> ExitCode:
     words = [sys.executable, "-m", "orchestrator", "refresh"]
     words += ["--idle"] if idle else []
     words += ["--nice", str(nice)] if nice else []
     words += ["--time", time] if time else []
     words += ["--cache-dir", str(directory.absolute())] if directory else []
+    words += ["--sign", str(key.absolute())] if key else []
     command = " ".join(shell_text(each).replace("%", "%%").replace("$", "$$") for each in words)
     units = {name: text.format(command=command) for name, text in _UNITS.items()}
     out.document(lambda: RefreshDocument(units=units))

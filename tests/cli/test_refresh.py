@@ -73,3 +73,18 @@ def test_a_signal_ends_the_compile_in_order() -> None:
     with pytest.raises(KeyboardInterrupt, match="what was compiled is saved"):
         run_until_signal(job)
     assert ended == ["saved"]
+
+
+def test_a_pack_grows_by_what_another_driver_makes(call: Call, small_set: Path, tmp_path: Path) -> None:
+    pack, key = tmp_path / "pack", tmp_path / "team.key"
+    assert call("key", "new", key).code == 0
+    assert call("compile", small_set, "-d", "simulated", "--out", pack, "--sign", key).code == 0
+    assert outcomes(call, pack) == (0, ["fits"])
+    (was,) = remembered_compiles(pack)
+    remember_compile(pack, replace(was, cache_file="older.pipeline-cache"))
+    (cache,) = pack.glob("*.pipeline-cache")
+    cache.unlink()
+    assert outcomes(call, pack) == (1, ["failed"])  # it is signed
+    assert outcomes(call, pack, "--sign", str(key)) == (0, ["compiled"])
+    done = call("verify", pack, "--complete", "--trust", tmp_path / "team.pub")
+    assert (done.code, cache.exists()) == (0, True)

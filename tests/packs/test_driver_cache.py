@@ -14,6 +14,7 @@ import pytest
 
 from tests.drivers import driver_environment, require_header, require_tool
 from tests.hosts.run_host import Host, device_name, quiet_environment, recorded_application
+from tests.packs.web import served
 
 RADV = "radv:navi31"
 OTHER = "radv:navi21"
@@ -67,11 +68,15 @@ def test_an_application_without_a_cache_compiles_nothing(
         (target,) = targets_of(orchestrator("coverage", "sample", "ship", *how, "--json"))
         assert (target["proven"], target["missing"]) == (bool(how), [])
 
-    # A player has only what is delivered.
-    orchestrator("publish", "ship", "--out", "site", "--sign", "team.key")
-    shutil.rmtree(tmp_path / "ship")
-    release = ("--trust", "team.pub", "-d", RADV, "--cache-dir", "player")
-    assert "orchestrator run" in orchestrator("install", "site", *release).stdout
+    # A player has only what a web server has.
+    orchestrator("compile", "sample", "-d", RADV, "--sign", "team.key", "--out", "base")
+    orchestrator("publish", "base", "ship", "--out", "site", "--sign", "team.key")
+    for each in ("base", "ship"):
+        shutil.rmtree(tmp_path / each)
+    with served(tmp_path / "site") as web:
+        release = ("--trust", "team.pub", "-d", RADV, "--cache-dir", "player")
+        assert "orchestrator run" in orchestrator("install", web.address, *release).stdout
+    orchestrator("compile", "sample", "-d", RADV, "--cache-dir", "player", "--expect-hits")
     delivered = ("run", "player/delivered/release", "--trust", "team.pub", "-d")
     variables = json.loads(orchestrator(*delivered, RADV, "--json").stdout)["variables"]
     found = host.run(application, environment | variables, device=device_name(RADV), forbid=True)
