@@ -59,14 +59,14 @@ class PackCoverage:
     def noted(self, target: PackTarget) -> Coverage:
         """What a target has by its notes."""
         notes = self.notes[target]
-        held, foreign = np.isin(self.keys, [*notes.held_keys]), dict[str, None]()
+        held, foreign = np.isin(self.keys, notes.held), dict[str, None]()
         made_for = [each.request for each in notes.groups]
         for request, keys in self.groups if made_for else ():
             theirs = np.isin(self.keys, keys)
             if (held & theirs).any() and not any(_fits(request, each) for each in made_for):
                 held &= ~theirs
                 foreign[shown(request.application.application_name or "one without a name")] = None
-        if target.has_data and not notes.held:
+        if target.has_data and not len(notes.held):
             why = "the pack does not note which pipelines its cache holds: --run finds out"
             return Coverage(target, len(self.keys), problem=why)
         lists = (each for part in target.parts for each in part.left_out if each.status != "not_run")

@@ -209,7 +209,7 @@ class GrowingPack:
         for each in (target.as_it_was for target in self._pack.manifest.targets if target.identity):
             held[each.selector] = sum(map(each.count, ("created", "skipped", "failed", "quarantined")))
             with suppress(PackError):
-                times = np.frombuffer(self._pack.read_notes(each).times_ns, "<i8")
+                times = self._pack.read_notes(each).times_ns
                 took_s.append(float(times.sum()) / 1e9 / max(1, held[each.selector]))
         return Expected(pipelines, held, sum(took_s) / len(took_s) if took_s else 0.0)
 
@@ -314,7 +314,7 @@ class GrowingPack:
             holds = file.load_status is LoadStatus.LOADED and file.instead_of is None
         else:
             holds = self._add_earlier(selector, before, file.path)
-        kept = PackNotes.of(file.path).held_keys if file.error else None
+        kept = PackNotes.of(file.path).held.tolist() if file.error else None
         return self.writer.files_at(file.path), kept, holds
 
     def _kept_binaries(
@@ -358,14 +358,14 @@ class GrowingPack:
             raise PackError(self.writer.directory, why, "use a driver of Mesa's that has a disk cache")
         compiled = {each.key: int(each.driver_ns) for each in report.of_status(OutcomeStatus.COMPILED)}
         own = PackNotes(
-            timed=np.array([*compiled], "<u8").tobytes(),
-            times_ns=np.array([*compiled.values()], "<i8").tobytes(),
-            held=np.unique(np.array(_created(report), "<u8")).tobytes(),
+            timed=np.array([*compiled], np.uint64),
+            times_ns=np.array([*compiled.values()], np.int64),
+            held=np.unique(np.array(_created(report), np.uint64)),
         )
         had = PackNotes()
         with suppress(PackError):
             had = self._pack.read_notes(before)
-        notes = PackNotes.joined([had, own]) if had.held else own
+        notes = PackNotes.joined([had, own]) if len(had.held) else own
         if before.cache is not None:
             notes = replace(notes, held=had.held)
         names = [stem + end for end in DRIVER_CACHE_SUFFIXES]

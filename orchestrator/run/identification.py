@@ -40,7 +40,7 @@ from orchestrator.run.exchange import Exchange
 from orchestrator.run.records import CREATED_CODES, IdentifiersRecord, OutcomeStatus, OutcomeTable
 from orchestrator.sets.needs.supplied import Refusal, SuppliedJudge
 from orchestrator.stores.files.atomic_file import SaveError
-from orchestrator.stores.run_notes import ShaderModuleIdentifierStore
+from orchestrator.stores.run_notes import add_identifiers, identifiers_place, read_identifiers
 
 _SLOW_NS: Final = 1_000_000_000
 
@@ -61,7 +61,7 @@ class Identification:
     directory: Path | None = field(converter=converters.optional(Path))
     notes: list[str] = field(factory=list)
     _code: SuppliedCode = field(factory=SuppliedCode)
-    _store: ShaderModuleIdentifierStore | None = None
+    _place: Path | None = None  # of the identifiers that are kept
 
     def begin(self, device: Device, image: CreateInfoImage) -> IdentifiedModules | None:
         """What is known of the modules of an image; None where it is to be prepared with its code."""
@@ -75,12 +75,11 @@ class Identification:
                 return None
             self._say(f"{lack}: the code of every shader is asked for")
             return identified
-        self._store = None
+        self._place = None
         if self.directory is not None:
-            self._store = ShaderModuleIdentifierStore(
-                self.directory, device.identifier_algorithm, provider.revision
-            )
-            known = self._store.read()
+            algorithm = device.identifier_algorithm
+            self._place = identifiers_place(self.directory, algorithm, provider.revision)
+            known = read_identifiers(self._place)
             if known.problem:
                 self._say(f"identifiers were not used: {known.problem}")
             identified.begin_with(*known.rows(_keys(image)))
@@ -88,10 +87,10 @@ class Identification:
 
     def keep(self, identified: IdentifiedModules) -> None:
         """Keep what was learned of the modules of an image."""
-        if self._store is None or not identified.learned:
+        if self._place is None or not identified.learned:
             return
         try:
-            self._store.add(identified.learned, _keys(identified.image))
+            add_identifiers(self._place, identified.learned, _keys(identified.image))
         except SaveError as error:
             self._say(f"identifiers were not kept: {error}")
         else:
@@ -99,7 +98,7 @@ class Identification:
 
     def told(self, record: IdentifiersRecord) -> IdentifiersRecord:
         """The record of a run, with what the store takes on disk."""
-        size = 0 if self._store is None else self._store.read().stored_bytes
+        size = 0 if self._place is None else read_identifiers(self._place).stored_bytes
         return msgspec.structs.replace(record, store_bytes=size)
 
     def _say(self, note: str) -> None:

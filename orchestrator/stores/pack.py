@@ -65,14 +65,16 @@ from orchestrator.stores.run_notes import (
     CompiledGroup,
     Durations,
     Keys,
+    Nanoseconds,
     add_contents,
     add_durations,
     add_feature_groups,
+    no_keys,
     read_contents,
     read_durations,
     read_feature_groups,
 )
-from orchestrator.stores.state import STATE_NAME
+from orchestrator.stores.state import STATE_NAME, decoder_of, encoded
 from orchestrator.version import VERSION
 
 if TYPE_CHECKING:
@@ -316,61 +318,42 @@ def manifest_of(targets: Iterable[PackTarget]) -> PackManifest:
     return PackManifest(made_at=time.time(), orchestrator=VERSION, targets=tuple(targets))
 
 
-class PackNotes(msgspec.Struct, frozen=True, kw_only=True):
+class PackNotes(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What is known of a cache file, as NAME.notes has it: arrays of 64-bit numbers, little-endian."""
 
-    timed: bytes = b""  # keys of pipelines whose compile time is known
-    times_ns: bytes = b""
+    timed: Keys = msgspec.field(default_factory=no_keys)  # pipelines whose compile time is known
+    times_ns: Nanoseconds = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
     groups: tuple[CompiledGroup, ...] = ()  # what the cache file was made for
-    held: bytes = b""  # keys of the pipelines that it holds; none where that is not known
+    held: Keys = msgspec.field(default_factory=no_keys)  # pipelines that it holds; none if that is not known
+
+    def __post_init__(self) -> None:
+        if len(self.timed) != len(self.times_ns) or (self.times_ns < 0).any():
+            raise ValueError("not one time for each key")
 
     @classmethod
     def of(cls, cache_file: Path) -> Self:
         """What is noted of a cache file, which need not be there."""
-        times = read_durations(cache_file)
-        return cls(
-            timed=times.keys.astype("<u8").tobytes(),
-            times_ns=times.duration_ns.astype("<i8").tobytes(),
-            groups=tuple(read_feature_groups(cache_file)[0]),
-            held=_held(cache_file).astype("<u8").tobytes(),
-        )
-
-    @property
-    def held_keys(self) -> frozenset[int]:
-        """Keys of the pipelines that the cache file is known to hold."""
-        return frozenset(_keys(self.held).tolist())
+        times, (groups, _) = read_durations(cache_file), read_feature_groups(cache_file)
+        return cls(timed=times.keys, times_ns=times.duration_ns, groups=groups, held=_held(cache_file))
 
     @property
     def times(self) -> Durations:
         """The recorded compile times."""
-        times_ns = np.frombuffer(self.times_ns, "<i8").astype(np.int64)
-        return Durations().updated(_keys(self.timed).astype(np.uint64), times_ns)
+        return Durations().updated(self.timed, self.times_ns)
 
     @classmethod
     def joined(cls, notes: Sequence[Self]) -> Self:
         """Those of a cache that was joined of several, of which the last counts where they differ."""
-        times: dict[int, int] = {}
+        times = Durations()
         for each in notes:
-            times |= zip(
-                _keys(each.timed).tolist(), np.frombuffer(each.times_ns, "<i8").tolist(), strict=True
-            )
-        held = np.unique(np.concatenate([_keys(each.held) for each in notes]))
+            times = times.updated(each.timed, each.times_ns)
+        is_known = all(len(each.held) for each in notes)
         return cls(
-            timed=np.array([*times], "<u8").tobytes(),
-            times_ns=np.array([*times.values()], "<i8").tobytes(),
+            timed=times.keys,
+            times_ns=times.duration_ns,
             groups=tuple(dict.fromkeys(group for each in notes for group in each.groups)),
-            held=held.tobytes() if all(each.held for each in notes) else b"",
+            held=np.unique(np.concatenate([each.held for each in notes])) if is_known else no_keys(),
         )
-
-    @classmethod
-    def decode(cls, content: bytes) -> Self:
-        """Raises ValueError or msgspec.MsgspecError where it is damaged."""
-        notes = msgspec.msgpack.decode(content, type=cls)
-        if len(notes.timed) != len(notes.times_ns) or len(notes.timed) % 8 or len(notes.held) % 8:
-            raise ValueError("its arrays are cut")
-        if (np.frombuffer(notes.times_ns, "<i8") < 0).any():
-            raise ValueError("a compile time is below 0 ns")
-        return notes
 
     def add_to(self, cache_file: Path, before: bytes = b"", *, is_joined: bool = True) -> None:
         """Add them to what is noted of a cache file; raises SaveError.
@@ -378,16 +361,15 @@ class PackNotes(msgspec.Struct, frozen=True, kw_only=True):
         `before`: the hash that it had before the pack's was joined with it; `is_joined`: whether it has all
         that both had.
         """
-        if self.timed:
-            add_durations(cache_file, self.times.keys, self.times.duration_ns)
+        if len(self.timed):
+            add_durations(cache_file, self.timed, self.times_ns)
         if self.groups:
             add_feature_groups(cache_file, self.groups)
-        if self.held and is_joined and (now := stored_data_hash(cache_file)) is not None:
-            add_contents(cache_file, _keys(self.held).astype(np.uint64), now, (before,))
+        if len(self.held) and is_joined and (now := stored_data_hash(cache_file)) is not None:
+            add_contents(cache_file, self.held, now, (before,))
 
 
-def _keys(content: bytes) -> Keys:
-    return np.frombuffer(content, "<u8")
+_NOTES: Final = decoder_of(PackNotes)
 
 
 def _held(cache_file: Path) -> Keys:
@@ -489,7 +471,7 @@ class Pack:
             return PackNotes()
         path, content = self._content(target, target.notes, "notes")
         try:
-            return PackNotes.decode(content)
+            return _NOTES.decode(content)
         except (ValueError, msgspec.MsgspecError) as error:
             raise PackError(path, f"it is damaged: {error}") from None
 
@@ -623,12 +605,13 @@ class PackWriter:
 
     def add_cache(self, name: str, content: bytes, notes: PackNotes) -> tuple[PackedFile, ...]:
         """A cache file and its notes, if there are any, as files of the pack."""
-        return self.add(name, content, len(notes.held) // 8), *self.add_notes(name, notes)
+        return self.add(name, content, len(notes.held)), *self.add_notes(name, notes)
 
     def add_notes(self, name: str, notes: PackNotes) -> tuple[PackedFile, ...]:
         """The notes of a cache file with this name, if there are any."""
-        encoded = msgspec.msgpack.encode(notes)
-        return () if notes == PackNotes() else (self.add(PurePath(name).stem + NOTES_SUFFIX, encoded),)
+        if not (len(notes.timed) or notes.groups or len(notes.held)):
+            return ()
+        return (self.add(PurePath(name).stem + NOTES_SUFFIX, encoded(notes)),)
 
     def content(self, path: Path) -> bytes | None:
         """The content of a file that may be packed; None where there is none."""

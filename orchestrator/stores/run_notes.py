@@ -11,8 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import attrs
 import msgspec
@@ -23,7 +24,7 @@ from msgspec.structs import replace
 from orchestrator.devices.identified import MOST_IDENTIFIER_BYTES
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.stores.files.atomic_file import ReadError, SaveError, content_hash128
-from orchestrator.stores.state import Kind, State, state_path, value_name
+from orchestrator.stores.state import Kind, State, value_name
 
 MOST_ENTRIES: Final = 4_000_000
 """More pipelines than any known set has; the newest are kept."""
@@ -40,7 +41,11 @@ Keys = npt.NDArray[np.uint64]
 Nanoseconds = npt.NDArray[np.int64]
 
 
-def _no_keys() -> Keys:
+_N = TypeVar("_N", "Durations", "CacheContents", "KnownIdentifiers")
+
+
+def no_keys() -> Keys:
+    """None."""
     return np.zeros(0, np.uint64)
 
 
@@ -69,7 +74,7 @@ def _newest(most: int, *columns: tuple[npt.NDArray[Any], npt.NDArray[Any]]) -> l
 class Durations(msgspec.Struct, frozen=True, eq=False):
     """Compile times of pipelines on one device."""
 
-    keys: Keys = msgspec.field(default_factory=_no_keys)  # Hashes of the pipelines, ascending, shape (n,).
+    keys: Keys = msgspec.field(default_factory=no_keys)  # Hashes of the pipelines, ascending, shape (n,).
     # Driver time of each, shape (n,).
     duration_ns: Nanoseconds = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
     problem: str = ""  # Why recorded times were not used, or "", also of what was added to them.
@@ -99,10 +104,14 @@ class Durations(msgspec.Struct, frozen=True, eq=False):
 DURATIONS: Final = Kind("compile times", Durations, cap=_VALUE_CAP)
 
 
-def read_durations(cache_file: Path) -> Durations:
-    """Compile times of a device, by its cache file. Never raises: unusable ones give none and say why."""
-    known, problem = DURATIONS.read(cache_file)
-    return Durations(problem=problem) if known is None else known
+def _read(kind: Kind[_N], place: Path) -> _N:
+    """What is noted. Never raises: what cannot be used counts as nothing, and says why."""
+    known, problem = kind.read(place)
+    return kind.of(problem=problem) if known is None else known
+
+
+read_durations = partial(_read, DURATIONS)
+"""Compile times of a device, by its cache file."""
 
 
 def best_known_durations(directory: Path, keys: Keys) -> tuple[str, Durations]:
@@ -126,21 +135,14 @@ def add_durations(cache_file: Path, keys: Keys, duration_ns: Nanoseconds) -> Dur
     Raises:
         SaveError: As `Kind.update`.
     """
-    known = Durations()
-
-    def make(old: Durations | None) -> Durations:
-        nonlocal known
-        known = (old or known).updated(keys, duration_ns)
-        return known
-
-    problem = DURATIONS.update(cache_file, make)
+    known, problem = DURATIONS.update(cache_file, lambda old: (old or Durations()).updated(keys, duration_ns))
     return replace(known, problem=problem)
 
 
 class CacheContents(msgspec.Struct, frozen=True, eq=False):
     """Pipelines that a cache file holds."""
 
-    keys: Keys = msgspec.field(default_factory=_no_keys)  # Hashes of the pipelines, ascending, shape (n,).
+    keys: Keys = msgspec.field(default_factory=no_keys)  # Hashes of the pipelines, ascending, shape (n,).
     data_hash: bytes = b""  # `dataHash` of the cache file that holds them.
     problem: str = ""  # Why an existing record was not used, or "".
 
@@ -155,10 +157,8 @@ class CacheContents(msgspec.Struct, frozen=True, eq=False):
 CONTENTS: Final = Kind("contents", CacheContents, cap=_VALUE_CAP)
 
 
-def read_contents(cache_file: Path) -> CacheContents:
-    """What a cache file is known to hold. Never raises: an unusable record gives none and says why."""
-    known, problem = CONTENTS.read(cache_file)
-    return CacheContents(problem=problem) if known is None else known
+read_contents = partial(_read, CONTENTS)
+"""What a cache file is known to hold."""
 
 
 def add_contents(cache_file: Path, keys: Keys, data_hash: bytes, before: Collection[bytes] = ()) -> str:
@@ -178,11 +178,11 @@ def add_contents(cache_file: Path, keys: Keys, data_hash: bytes, before: Collect
     """
 
     def make(old: CacheContents | None) -> CacheContents:
-        kept = old.keys if old is not None and old.data_hash in (data_hash, *before) else _no_keys()
+        kept = old.keys if old is not None and old.data_hash in (data_hash, *before) else no_keys()
         (every,) = _newest(MOST_ENTRIES, (keys, kept))
         return CacheContents(every, data_hash)
 
-    return CONTENTS.update(cache_file, make)
+    return CONTENTS.update(cache_file, make)[1]
 
 
 class CompiledGroup(msgspec.Struct, frozen=True):
@@ -221,13 +221,13 @@ def add_feature_groups(cache_file: Path, groups: Iterable[CompiledGroup], *, ane
         kept = () if anew or old is None else [each for each in old if each.request not in new]
         return (*kept, *new.values())[-MOST_GROUPS:]
 
-    return GROUPS.update(cache_file, make)
+    return GROUPS.update(cache_file, make)[1]
 
 
 class KnownIdentifiers(msgspec.Struct, frozen=True, eq=False):
     """Identifiers of shader modules, all of one algorithm, by an application's keys of its shaders."""
 
-    keys: Keys = msgspec.field(default_factory=_no_keys)  # Keys of shaders, ascending, shape (n,).
+    keys: Keys = msgspec.field(default_factory=no_keys)  # Keys of shaders, ascending, shape (n,).
     # Hour of the last use of each, since 1970, shape (n,).
     used: npt.NDArray[np.uint32] = msgspec.field(default_factory=lambda: np.zeros(0, np.uint32))
     # Bytes of each identifier, shape (n,).
@@ -266,7 +266,7 @@ class KnownIdentifiers(msgspec.Struct, frozen=True, eq=False):
         table, sizes = self.rows(keys)
         return [row[:size].tobytes() for row, size in zip(table, sizes.tolist(), strict=True)]
 
-    def updated(self, learned: Mapping[int, bytes], used: Keys, hour: int, most: int) -> KnownIdentifiers:
+    def updated(self, learned: Mapping[int, bytes], used: Keys, hour: int) -> KnownIdentifiers:
         """These identifiers with newer ones, which replace them; `used` are the shaders asked for now."""
         stamps = self.used.copy()
         places, there = places_of(self.keys, used)
@@ -276,7 +276,7 @@ class KnownIdentifiers(msgspec.Struct, frozen=True, eq=False):
         new_rows = np.frombuffer(padded, np.uint8).reshape(-1, MOST_IDENTIFIER_BYTES)
         old_rows = self.padded.reshape(-1, MOST_IDENTIFIER_BYTES)
         keys, hours, sizes, table = _newest(
-            most,
+            MOST_IDENTIFIERS,
             (np.array(list(learned), np.uint64), self.keys[order]),
             (np.full(len(learned), hour, np.uint32), stamps[order]),
             (np.array([len(each) for each in learned.values()], np.uint8), self.sizes[order]),
@@ -288,55 +288,32 @@ class KnownIdentifiers(msgspec.Struct, frozen=True, eq=False):
 IDENTIFIERS: Final = Kind("shader-module identifiers", KnownIdentifiers, cap=_VALUE_CAP)
 
 
-@attrs.frozen
-class ShaderModuleIdentifierStore:
-    """The identifiers of one algorithm, in a directory of cache files. A value; thread-safe."""
+def identifiers_place(directory: Path, algorithm: bytes, revision: str) -> Path:
+    """What names the identifiers of one algorithm in a directory of cache files.
 
-    directory: Path
-    algorithm: bytes  # shaderModuleIdentifierAlgorithmUUID, 16 bytes.
-    # What the keys mean (`SpirvProvider.revision`); each revision has identifiers of its own.
-    revision: str = ""
-    # Most shaders that it holds; those not used for the longest time are dropped.
-    most: int = MOST_IDENTIFIERS
+    Args:
+        directory: The directory.
+        algorithm: shaderModuleIdentifierAlgorithmUUID, 16 bytes.
+        revision: What the keys mean (`SpirvProvider.revision`); each revision has identifiers of its own.
+    """
+    hashed = content_hash128(revision.encode())[:8].hex()
+    return directory / f"shader-modules-{algorithm.hex()}-{hashed}"
 
-    @property
-    def path(self) -> Path:
-        """The database."""
-        return state_path(self.directory)
 
-    @property
-    def _place(self) -> Path:
-        revision = content_hash128(self.revision.encode())[:8].hex()
-        return self.directory / f"shader-modules-{self.algorithm.hex()}-{revision}"
+read_identifiers = partial(_read, IDENTIFIERS)
+"""The identifiers of a place."""
 
-    def read(self) -> KnownIdentifiers:
-        """The known identifiers. Never raises: unusable ones give none and say why."""
-        known, problem = IDENTIFIERS.read(self._place)
-        return KnownIdentifiers(problem=problem) if known is None else known
 
-    def add(self, learned: Mapping[int, bytes], used: Keys | None = None) -> KnownIdentifiers:
-        """Add identifiers by the keys of their shaders; returns all known ones.
+def add_identifiers(place: Path, learned: Mapping[int, bytes], used: Keys) -> None:
+    """Add identifiers, 1 to 32 bytes each, by the keys of their shaders.
 
-        Args:
-            learned: The identifiers, 1 to 32 bytes each.
-            used: Shaders that were asked for now, shape (k,); they are kept longest.
+    `used` are the shaders that were asked for now, shape (k,); they are kept longest.
 
-        Raises:
-            ValueError: An identifier is too long, or empty.
-            SaveError: As `Kind.update`.
-        """
-        if not all(1 <= len(each) <= MOST_IDENTIFIER_BYTES for each in learned.values()):
-            raise ValueError(f"an identifier has 1 to {MOST_IDENTIFIER_BYTES} bytes")
-        hour = int(time.time()) // 3600
-        known = KnownIdentifiers()
-
-        def make(old: KnownIdentifiers | None) -> KnownIdentifiers:
-            nonlocal known
-            known = (old or known).updated(learned, _no_keys() if used is None else used, hour, self.most)
-            return known
-
-        IDENTIFIERS.update(self._place, make)
-        return known
+    Raises:
+        SaveError: As `Kind.update`.
+    """
+    hour = int(time.time()) // 3600
+    IDENTIFIERS.update(place, lambda old: (old or KnownIdentifiers()).updated(learned, used, hour))
 
 
 @attrs.frozen

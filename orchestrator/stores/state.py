@@ -263,6 +263,16 @@ def _decode_array(type_: Any, data: bytes) -> object:
 _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_encode_array)
 
 
+def encoded(value: object) -> bytes:
+    """A value as it is kept: MessagePack, arrays as bytes."""
+    return _ENCODER.encode(value)
+
+
+def decoder_of(type_: type[T]) -> msgspec.msgpack.Decoder[T]:
+    """What decodes values of a type, with arrays of one dimension."""
+    return msgspec.msgpack.Decoder(type_, dec_hook=_decode_array)
+
+
 @frozen
 class Kind(Generic[T]):
     """A kind of values in the database, each with a name, which is mostly that of a cache file."""
@@ -273,11 +283,7 @@ class Kind(Generic[T]):
     cap: int = 4 << 20  # Most bytes of a value.
     is_large: bool = False  # Whether the structure of their table is not checked in a large database.
     _decoder: msgspec.msgpack.Decoder[T] = field(
-        init=False,
-        repr=False,
-        default=Factory(
-            lambda self: msgspec.msgpack.Decoder(self.of, dec_hook=_decode_array), takes_self=True
-        ),
+        init=False, repr=False, default=Factory(lambda self: decoder_of(self.of), takes_self=True)
     )
 
     @property
@@ -298,8 +304,8 @@ class Kind(Generic[T]):
         except ReadError as error:
             return None, str(error)
 
-    def update(self, cache_file: Path, make: Callable[[T | None], T]) -> str:
-        """Replace the value of a cache file; returns why an old one was lost, or "". Thread-safe.
+    def update(self, cache_file: Path, make: Callable[[T | None], T]) -> tuple[T, str]:
+        """Replace the value of a cache file; returns it, and why an old one was lost, or "". Thread-safe.
 
         `make` gets the old value, None where there is none that can be used, and runs inside the
         transaction: what other processes add is not lost.
@@ -310,8 +316,9 @@ class Kind(Generic[T]):
         name = value_name(cache_file)
         with State.open_to_write(cache_file.parent) as state, state.writing() as sql:
             old, problem = self.stored(sql, name)
-            self.store(sql, name, make(old))
-            return state.note or problem
+            new = make(old)
+            self.store(sql, name, new)
+        return new, state.note or problem
 
     def stored(self, sql: sqlite3.Connection, name: str) -> tuple[T | None, str]:
         """As `read`, in a block of `State`, by name."""
@@ -337,7 +344,7 @@ class Kind(Generic[T]):
         Raises:
             SaveError: It is too large.
         """
-        data = value if isinstance(value, bytes) else _ENCODER.encode(value)
+        data = value if isinstance(value, bytes) else encoded(value)
         if len(data) > self.cap:
             reason = f"{self.name}: {len(data)} bytes, more than the {self.cap} that are allowed"
             raise SaveError(Path(STATE_NAME), "checking the size", reason)

@@ -95,7 +95,7 @@ class Place:
         for each in (self.pack, *self.pack.parent.glob(".pack.cluster/back/*/*-of-*/pack")):
             with suppress(PackError):  # its manifest comes last
                 pack = Pack.open(each)
-                found |= {key for one in pack.manifest.targets for key in pack.read_notes(one).held_keys}
+                found |= {key for one in pack.manifest.targets for key in pack.read_notes(one).held.tolist()}
         return found
 
     def once_compiling(self, name: str, act: Callable[[], T]) -> Future[T]:

@@ -52,7 +52,7 @@ def held(pack: Path) -> frozenset[int]:
     opened = Pack.open(pack)
     assert not list(opened.problems())
     (target,) = opened.manifest.targets
-    return opened.read_notes(target).held_keys
+    return frozenset(opened.read_notes(target).held.tolist())
 
 
 def report_of(done: Done, code: int = ExitCode.OK) -> dict[str, Any]:

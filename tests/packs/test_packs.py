@@ -543,9 +543,9 @@ def test_shards_of_a_real_set_add_up_to_the_whole(tmp_path: Path) -> None:
     assert report.outcomes.cache_hits == joined.target.count("created")
     # Times of both machines came along, and which pipelines the cache file holds: they need no copies of it.
     notes = Pack.open(tmp_path / "all").read_notes(joined.target)
-    assert notes.timed
+    assert len(notes.timed)
     assert notes.groups
-    assert len(notes.held) // 8 == joined.target.count("created")
+    assert len(notes.held) == joined.target.count("created")
     assert report.mode is CacheMode.SHARED
 
 

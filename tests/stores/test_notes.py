@@ -14,7 +14,6 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.devices.identified import MOST_IDENTIFIER_BYTES
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 from orchestrator.stores import run_notes
 from orchestrator.stores.cache_file import IDENTITY_FIELDS, cache_path
@@ -36,14 +35,16 @@ from orchestrator.stores.run_notes import (
     CompiledGroup,
     Durations,
     PlanIdentity,
-    ShaderModuleIdentifierStore,
     add_contents,
     add_durations,
     add_feature_groups,
+    add_identifiers,
     find_plans,
+    identifiers_place,
     read_contents,
     read_durations,
     read_feature_groups,
+    read_identifiers,
     read_plan,
     save_plan,
 )
@@ -164,35 +165,30 @@ def identifiers(*numbers: int, size: int = 32) -> dict[int, bytes]:
 
 
 def test_identifiers_are_found_by_algorithm_and_revision(fast_path: Path) -> None:
-    kept = ShaderModuleIdentifierStore(fast_path, MESA)
-    assert kept.read().of(keys(1, 2)) == [b"", b""]
-    kept.add(identifiers(2, 1 << 63))
-    kept.add(identifiers(1, size=20) | {2: b"newer"})
-    assert len(kept.read()) == 3
-    found = kept.read().of(keys(1 << 63, 7, 2, 1))
+    place = identifiers_place(fast_path, MESA, "")
+    assert read_identifiers(place).of(keys(1, 2)) == [b"", b""]
+    add_identifiers(place, identifiers(2, 1 << 63), keys())
+    add_identifiers(place, identifiers(1, size=20) | {2: b"newer"}, keys())
+    assert len(read_identifiers(place)) == 3
+    found = read_identifiers(place).of(keys(1 << 63, 7, 2, 1))
     assert found == [identifiers(1 << 63)[1 << 63], b"", b"newer", identifiers(1, size=20)[1]]
-    assert len(ShaderModuleIdentifierStore(fast_path, bytes(range(16))).read()) == 0
-    assert len(ShaderModuleIdentifierStore(fast_path, MESA, "translator 2").read()) == 0
+    for other in (bytes(range(16)), ""), (MESA, "translator 2"):
+        assert len(read_identifiers(identifiers_place(fast_path, *other))) == 0
 
 
 def test_identifiers_not_used_for_longest_go(fast_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000_000.0
     monkeypatch.setattr("orchestrator.stores.run_notes.time.time", lambda: now)
-    kept = ShaderModuleIdentifierStore(fast_path, MESA, most=4)
+    monkeypatch.setattr(run_notes, "MOST_IDENTIFIERS", 4)
+    place = identifiers_place(fast_path, MESA, "")
     for number in range(4):
-        kept.add(identifiers(number))
+        add_identifiers(place, identifiers(number), keys())
         now += 3600
-    kept.add(identifiers(4), used=keys(0))
-    assert [bool(each) for each in kept.read().of(keys(0, 1, 2, 3, 4))] == [True, False, True, True, True]
-    kept.add(identifiers(*range(100, 110)))
-    assert len(kept.read()) == 4
-
-
-@pytest.mark.parametrize("wrong", [b"", bytes(MOST_IDENTIFIER_BYTES + 1)])
-def test_what_is_no_identifier_is_refused(wrong: bytes, fast_path: Path) -> None:
-    with pytest.raises(ValueError, match="1 to 32 bytes"):
-        ShaderModuleIdentifierStore(fast_path / "new", MESA).add({1: wrong})
-    assert not (fast_path / "new").exists()
+    add_identifiers(place, identifiers(4), keys(0))
+    known = read_identifiers(place).of(keys(0, 1, 2, 3, 4))
+    assert [bool(each) for each in known] == [True, False, True, True, True]
+    add_identifiers(place, identifiers(*range(100, 110)), keys())
+    assert len(read_identifiers(place)) == 4
 
 
 # --- profiles

@@ -23,8 +23,8 @@ def cache_file(tmp_path: Path) -> Path:
 def test_a_value_is_read_as_it_was_written(cache_file: Path) -> None:
     assert NOTES.read(cache_file) == (None, "")
     assert not cache_file.parent.exists()
-    assert NOTES.update(cache_file, lambda old: VALUE + repr(old).encode()) == ""
-    assert NOTES.update(cache_file, lambda old: b"" if old is None else old + b"!") == ""
+    assert NOTES.update(cache_file, lambda old: VALUE + repr(old).encode()) == (VALUE + b"None", "")
+    assert NOTES.update(cache_file, lambda old: b"" if old is None else old + b"!")[1] == ""
     assert NOTES.read(cache_file) == (VALUE + b"None!", "")
     assert Kind("other", bytes).read(cache_file) == (None, "")
     assert NOTES.read(cache_file.with_name("nvidia.pipeline-cache")) == (None, "")
@@ -103,7 +103,7 @@ def test_a_file_that_is_not_ours_is_refused_and_put_aside(
     assert value is None
     assert reason in problem
     assert str(path) in problem
-    note = NOTES.update(cache_file, lambda old: repr(old).encode())
+    _, note = NOTES.update(cache_file, lambda old: repr(old).encode())
     assert "a new one begun" in note
     assert reason in note
     assert NOTES.read(cache_file) == (b"None", "")
