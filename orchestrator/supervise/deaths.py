@@ -6,7 +6,6 @@ a device was opened or closed beside the calls          one device at a time fro
 another call did not return, or ended two processes     that step is given up, or the compile
 nothing explains it, two times                          one pipeline at a time, which is then blamed
 it was killed from outside, or memory is too little     the next process goes on
-the driver ended two in a row that compiled few         the image's other pipelines are tried, too
 """
 
 from __future__ import annotations
@@ -46,17 +45,11 @@ class DeathRules:
     _unexplained: int = 0
     _fruitless: int = 0
     _compiled_fruitlessly: int = 0
-    _compiled_before: int | None = None
 
     @property
     def careful(self) -> bool:
         """Whether the driver gets one pipeline at a time, because several deaths had no culprit."""
         return self._unexplained >= _MOST_UNEXPLAINED
-
-    def is_followed_fast(self, death: WorkerDeath, compiled: int) -> bool:
-        """Whether the driver ended two processes in a row that compiled few; so many are compiled now."""
-        before, self._compiled_before = self._compiled_before, compiled if death.by_driver else None
-        return death.by_driver and before is not None and compiled - before < _FEW
 
     def learn(
         self, death: WorkerDeath, compiled: int, printed: str, *, stopped: bool

@@ -377,8 +377,7 @@ class _Supervisor:
         trials = SuspectTrials(connection, self.options, death.request, death.recorded_ns, self._blame)
         if (left_s := self.options.left_s(self._spent_s())) is not None:
             trials.ends_at = trio.current_time() + left_s
-        fast = self._rules.is_followed_fast(death, len(self._compiled))
-        is_explained = not death.suspects or await self._try_suspects(trials, death, fast=fast)
+        is_explained = not death.suspects or await self._try_suspects(trials, death)
         self._took_ns |= trials.took_ns
         self._supervision += Supervision(trials=trials.processes)
         if connection.lost:
@@ -401,30 +400,24 @@ class _Supervisor:
         explaining_ns = time.perf_counter_ns() - began_ns
         self._supervision += Supervision(deaths=(told,), explaining_ns=explaining_ns)
 
-    async def _try_suspects(self, trials: SuspectTrials, death: WorkerDeath, *, fast: bool) -> bool:
-        """Try the suspects of a death, and others after two fast ones; whether all suspects were tried."""
+    async def _try_suspects(self, trials: SuspectTrials, death: WorkerDeath) -> bool:
+        """Try the suspects of a death; whether all were tried."""
         is_complete = False
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.progress.show, trials)
             nursery.start_soon(end_when, self._ending, nursery.cancel_scope)
             after = "a time-out" if death.hung else death.how
             # What compiled in an earlier process, or survived a trial, is hardly to blame.
-            fresh = [each for each in death.suspects if self._is_fresh(each)]
+            known = self._compiled | self._took_ns.keys()
+            fresh = [each for each in death.suspects if each.key not in known]
             for suspects in (fresh, [each for each in death.suspects if each not in set(fresh)]):
                 if suspects and not (trials.blamed or trials.connection.lost):
                     several = "one pipeline" if len(suspects) == 1 else f"{len(suspects)} pipelines"
                     self.on_stage(f"trying {several} alone, after {after}")
                     await trials.run(suspects)
             is_complete = not trials.is_over
-            if fast and trials.blamed and not self.steering.steered:
-                self._took_ns |= trials.took_ns
-                self.on_stage(f"trying all that is left one after the other, after {after}")
-                await trials.run_while_they_die([each for each in death.others if self._is_fresh(each)])
             nursery.cancel_scope.cancel()
         return is_complete
-
-    def _is_fresh(self, job: PipelineJob) -> bool:
-        return job.key not in self._compiled and job.key not in self._took_ns
 
     async def _blame(self, job: PipelineJob, blame: Blame, *, confirmed: bool = True) -> None:
         """Leave a pipeline out from now on, and keep it for the next run."""

@@ -52,7 +52,6 @@ _ALONE: Final = "in a process of its own"
 _MORE_MEMORY: Final = 4
 _MOST_KILLED: Final = 3
 _MOST_UNREADY: Final = 3
-_FEW: Final = 8
 
 
 def is_from_outside(status: int) -> bool:
@@ -138,36 +137,28 @@ class SuspectTrials:
             DeviceError: A trial process could not get ready.
         """
         while suspects:
-            suspects = await self._try_some(suspects, len(suspects))
+            suspects = await self._try_some(suspects)
 
-    async def run_while_they_die(self, others: Sequence[PipelineJob]) -> None:
-        """Try pipelines as `run` does, until some in a row survive."""
-        blamed = -1
-        while others and len(self.blamed) > blamed:
-            blamed = len(self.blamed)
-            others = await self._try_some(others, _FEW)
-
-    async def _try_some(self, waiting: Sequence[PipelineJob], most: int) -> Sequence[PipelineJob]:
+    async def _try_some(self, some: Sequence[PipelineJob]) -> Sequence[PipelineJob]:
         """Try pipelines in one process until it ends, and judge; the rest, () where no time is left."""
         if self._ends_now():
             return ()
-        some = waiting[:most]
         tried = await self._attempt(some)
         if tried.end is None:
-            return waiting[tried.survived :] if tried.survived == len(some) else ()  # the server is lost
+            return ()  # all survived, or the server is lost
         if tried.survived == len(some) > 1:  # one of them spoiled what the driver needed later
             for job in some:
                 if self._ends_now():
-                    return ()
+                    break
                 await self._accuse(job, await self._attempt([job]))
-            return waiting[len(some) :]
+            return ()
         done = min(tried.survived, len(some) - 1)
         if done:
             if self._ends_now():
                 return ()
             tried = await self._attempt([some[done]])
         await self._accuse(some[done], tried)
-        return waiting[done + 1 :]
+        return some[done + 1 :]
 
     def _ends_now(self) -> bool:
         self.is_over = self.is_over or trio.current_time() >= self.ends_at

@@ -39,7 +39,6 @@ class WorkerDeath:
     hung: bool  # it was killed because a driver call did not return
     steps: frozenset[DriverStep]  # the driver calls in flight
     suspects: tuple[PipelineJob, ...] = ()  # pipelines in the driver, of which it may have died
-    others: tuple[PipelineJob, ...] = ()  # all other pipelines of its image
     from_binaries: frozenset[int] = frozenset()  # keys of those that were created from stored binaries
     request: bytes = b""  # how its device was opened, encoded; b"" where it had no image
     recorded_ns: dict[int, int] = field(factory=dict)  # compile times of the pipelines of its image, by key
@@ -187,7 +186,6 @@ class Watch:
         return evolve(
             death,
             suspects=tuple(jobs[each] for each in sorted(numbers)),
-            others=tuple(job for number, job in enumerate(jobs) if number not in numbers),
             from_binaries=frozenset(keys[each] for flight in made for each in flight.numbers),
             request=tables.request,
             recorded_ns=dict(zip(keys, np.frombuffer(tables.recorded_ns, np.int64).tolist(), strict=True)),

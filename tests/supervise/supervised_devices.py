@@ -66,12 +66,6 @@ def open_deadly(request: DeviceRequest) -> SimulatedDevice:
 
 
 @opener
-def open_all_deadly(_: int) -> None:
-    """Every pipeline ends the process."""
-    os.abort()
-
-
-@opener
 def open_writing_into_python(key: int) -> None:
     """Compiling one pipeline makes the interpreter raise what it never should."""
     if key == KEYS[3]:

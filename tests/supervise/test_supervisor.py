@@ -547,10 +547,3 @@ async def test_after_two_deaths_nothing_is_created_from_binaries(archive: Path, 
     assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
     assert (supervision.processes, len(supervision.deaths)) == (3, 2)
     assert sum("nothing is created from binaries any more" in each for each in report.notes) == 1
-
-
-async def test_after_two_fast_deaths_all_others_are_tried(archive: Path, tmp_path: Path) -> None:
-    report = await supervised(archive, "open_all_deadly", tmp_path / "cache", batch_limit=1)
-    assert {each.key for each in report.failed} == set(KEYS)
-    assert report.supervision is not None
-    assert report.supervision.processes <= 4
