@@ -500,17 +500,15 @@ async def compile_set(
         cache_directory: Where the cache file is kept; None keeps none.
         opener: Opens the device instead of `options.selector`, as each group of the set asks for it.
         stop: Ends the job early when set: calls in flight are waited for, what is done is merged and saved,
-            and the report says NOT_RUN for the rest. A `Steering` may say more, and hears what comes to its
-            end.
+            and the report says NOT_RUN for the rest. A `Steering` may say more.
         on_stage: Called in the trio thread with what begins: "opening the device", "preparing", ...
         on_progress: Called in the trio thread as pipelines get done; must not block.
         clock: Counts the time of the stages; None for one that begins now.
 
     Raises:
-        TypeError: It is no set, they are no options, or `stop` is another kind of event.
         ValueError: The subset names a pipeline that the set does not have, or the cache directory is "".
         NoDeviceError: Nothing answers to the selector.
-        DriverError: The driver refused a device or an empty cache.
+        DriverError: The driver refused a device.
         SaveError: With `save_needed`: nothing can be saved.
         trio.Cancelled: The surrounding scope was cancelled; what was compiled has been saved.
     """

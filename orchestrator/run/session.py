@@ -59,22 +59,6 @@ _AT_ONCE: Final = 1024  # most pipelines that enter at once, because workers wai
 _NOTHING: Int32s = np.empty(0, np.int32)
 
 
-def checked_pipelines(count: int, pipelines: int | Iterable[int]) -> Int32s:
-    """Indices of pipelines below `count`, ascending and distinct.
-
-    Raises:
-        TypeError: They are no numbers.
-        ValueError: There is no such pipeline.
-    """
-    if not isinstance(pipelines, Iterable | int | np.integer):
-        raise TypeError(f"pipelines are a number or several numbers, not {type(pipelines).__name__}")
-    given = [pipelines] if isinstance(pipelines, int | np.integer) else pipelines
-    wide = given if isinstance(given, np.ndarray) else np.asarray(list(given))
-    if wide.size and (wide.dtype.kind not in "iu" or int(wide.min()) < 0 or int(wide.max()) >= count):
-        raise ValueError(f"pipelines are numbers from 0 to {count - 1}")
-    return np.unique(wide).astype(np.int32)
-
-
 class DeviceLostError(DeviceError):
     """VK_ERROR_DEVICE_LOST ended a session: each further call would fail. The device should be closed.
 
@@ -98,14 +82,12 @@ class _FailedError(trio.BrokenResourceError):
 class PipelineSession:
     """A run that is steered; made by `open_session`. Belongs to the trio thread.
 
-    Methods that are given pipelines raise ValueError where there is no such pipeline or priority. It owns
-    its caches, and the pipelines that it keeps until they are taken or reported.
+    It owns its caches, and the pipelines that it keeps until they are taken or reported.
     """
 
     def __init__(self, run: Run, *, trusted: bool = False) -> None:
         self.exchange = run.exchange
         self._run = run
-        self._loop = trio.lowlevel.current_trio_token()
         self._required = 0
         self._closing = False
         self._ended = trio.Event()
@@ -139,11 +121,9 @@ class PipelineSession:
         are queued again. If the call is cancelled, pipelines that were already queued stay so.
 
         Raises:
-            ValueError: There is no such pipeline or priority.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
-        asked, priority = self._chosen(pipelines), Priority(priority)
-        self._check_loop()
+        asked = _chosen(pipelines)
         for first in range(0, max(1, len(asked)), _AT_ONCE):
             # Whoever waits for what was cancelled sees that before it is queued again.
             await trio.lowlevel.checkpoint()
@@ -158,14 +138,9 @@ class PipelineSession:
         NOW.
 
         Raises:
-            ValueError: There is no such pipeline.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
-        asked = self._chosen(pipeline)
-        if len(asked) != 1:
-            raise ValueError(
-                f"one pipeline is required at a time, not {len(asked)}: submit several, and wait"
-            )
+        asked = _chosen(pipeline)
         self._check_open()
         with self.exchange.steering() as schedule:
             self._enter(schedule, asked, Priority.NOW)
@@ -185,8 +160,7 @@ class PipelineSession:
 
     def promote(self, pipelines: Pipelines, priority: Priority) -> int:
         """Raise queued pipelines, and those that they wait for, to a priority; returns how many rose."""
-        asked = self._chosen(pipelines)
-        priority = Priority(priority)
+        asked = _chosen(pipelines)
         with self.exchange.steering() as schedule:
             return schedule.promote(asked.tolist(), priority)
 
@@ -215,13 +189,9 @@ class PipelineSession:
         Libraries that others link are still created. No driver call for the other pipelines begins after the
         return. All may be submitted again. The number of those that were cancelled includes libraries that
         only they needed.
-
-        Raises:
-            ValueError: There is no such pipeline.
         """
-        asked = None if pipelines is None else self._chosen(pipelines)
+        chosen = np.arange(len(self.table), dtype=np.int32) if pipelines is None else _chosen(pipelines)
         with self.exchange.steering() as schedule:
-            chosen = np.arange(len(self.table), dtype=np.int32) if asked is None else asked
             cancellation = schedule.cancel_jobs(chosen.tolist())
             self._stale_total = True
         self._lot.unpark_all()  # whoever waits for them, before they are submitted again
@@ -249,11 +219,11 @@ class PipelineSession:
 
         A pipeline is settled that was created, failed, skipped or cancelled, or never submitted.
         """
-        return await self._settled(self._chosen(what), urgent=False)
+        return await self._settled(_chosen(what), urgent=False)
 
     def unsettled(self, what: Pipelines) -> Int32s:
         """The pipelines among some that are queued or in flight."""
-        asked = self._chosen(what)
+        asked = _chosen(what)
         with self.exchange.looking() as schedule:
             return schedule.unsettled(asked)
 
@@ -278,9 +248,9 @@ class PipelineSession:
         yet, or it was taken before.
 
         Raises:
-            ValueError: The session keeps no pipelines, or there is no such pipeline.
+            ValueError: The session keeps no pipelines.
         """
-        asked = self._chosen(pipelines)
+        asked = _chosen(pipelines)
         if self.table.handles is None:
             raise ValueError("the session keeps no pipelines: open it with keep=True")
         with self.exchange.looking() as schedule:
@@ -329,7 +299,6 @@ class PipelineSession:
             await self._end()
 
     async def _end(self) -> RunReport:
-        self._check_loop()
         await self._ended.wait()
         if self.report is None:
             raise _FailedError("the session failed; its block raises the cause")
@@ -409,7 +378,6 @@ class PipelineSession:
 
     async def _until(self, condition: Callable[[Scheduler], bool], *, urgent: bool = True) -> None:
         """Wait until a condition on the schedule holds, or the session has ended."""
-        self._check_loop()
         await trio.lowlevel.checkpoint()
         with self._listening(urgent=urgent):
             while not self._ended.is_set():
@@ -489,18 +457,10 @@ class PipelineSession:
 
     # --- inside
 
-    def _chosen(self, pipelines: Pipelines) -> Int32s:
-        return checked_pipelines(len(self.table), pipelines)
-
     def _enter(self, schedule: Scheduler, pipelines: Int32s, priority: Priority) -> None:
         schedule.enter(pipelines, priority)
         self._stale_total = True
         self._begun_ns = self._begun_ns or time.perf_counter_ns()
-
-    def _check_loop(self) -> None:
-        """Refuse to wait in another trio loop, which this one could not wake."""
-        if trio.lowlevel.current_trio_token() is not self._loop:
-            raise RuntimeError("the session belongs to another trio loop")
 
     def _check_open(self) -> None:
         if lost := self.exchange.device_lost:
@@ -509,6 +469,12 @@ class PipelineSession:
             raise trio.ClosedResourceError("the session is closed")
         if self._ended.is_set() or self.exchange.cancelled:
             raise _GoneError("the session failed or was cancelled; its block raises the cause")
+
+
+def _chosen(pipelines: Pipelines) -> Int32s:
+    """Indices of pipelines, ascending and distinct."""
+    given = pipelines if isinstance(pipelines, Iterable) else [pipelines]
+    return np.unique(np.asarray(given if isinstance(given, np.ndarray) else list(given), np.int32))
 
 
 def _is_idle(schedule: Scheduler) -> bool:
@@ -528,21 +494,12 @@ async def open_session(
 ) -> AsyncIterator[PipelineSession]:
     """Open the caches and start the workers; only submitted pipelines are created.
 
-    Args:
-        device: As in `run_pipelines`.
-        prepared: The pipelines that may be submitted; the caller keeps it open until the block is left.
-        options: Options of the run. With a time limit of 0 no batch begins; see
-            `PipelineSession.limit_time`.
-        primary: The primary cache, which stays the caller's, or initial data for one that the session makes.
-        scheduler: As `scheduler_of` makes it, streaming; None for one that knows the image alone.
-        on_merged: Called in a thread after each merge during the session.
-        on_progress: Called in the trio thread at the start, at most every 100 ms, and at the end.
+    The arguments are those of `run_pipelines`, with a scheduler that streams. `prepared` stays open until the
+    block is left; with a time limit of 0 no batch begins before `PipelineSession.limit_time`.
 
     Raises:
-        ValueError: As from `run_pipelines`.
-        DriverError: A cache could not be created.
-        DeviceLostError: The device was lost, and neither `finish` nor `close` raised it.
-        ExternalSynchronizationError: The caller used one of the caches during the session.
+        DeviceLostError: The device was lost, and neither `finish` nor `close` raised it. Else as
+            `run_pipelines`.
     """
     workers = checked_run(device, prepared, options, primary)
     if scheduler is None:

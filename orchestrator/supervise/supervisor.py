@@ -98,29 +98,24 @@ async def compile_supervised(
 
     Args:
         archives: Path of the set's archive or of a manifest, or the paths of several archives.
-        options: Options of the compile. Without a merge policy, worker caches are merged during the run, so
-            that there are checkpoints. `TrialLimits.opener` opens a custom device.
-        cache_directory: Directory of the cache file; None: there is none, and a crash loses everything.
-        stop: Ends the job early when set, or steers it; see `compile_set`.
-        on_stage: Called in the trio thread with the name of each stage that begins.
-        on_progress: Called in the trio thread as pipelines get done; must not block. `done` never falls, even
-            if a process dies.
-        server: A child that was started before for the same set and options; it is closed in the end. None
-            starts one.
+        options: As of `compile_set`; without a merge policy worker caches are merged during the run, so that
+            there are checkpoints.
+        cache_directory: As of `compile_set`; without one a crash loses everything.
+        stop: As of `compile_set`.
+        on_stage: As of `compile_set`.
+        on_progress: As of `compile_set`; `done` never falls, even if a process dies.
+        server: A child that was started before for the same set and options; it is closed in the end.
         log: Receives everything that the driver prints; nothing more once it failed, which a note says.
 
     Returns:
         The report. Pipelines that a worker process compiled before it died count as compiled, if the last
-        process found them. A note says how many it was stopped before it looked for.
+        process found them.
 
     Raises:
-        ArchiveError: An archive cannot be read as a whole; likewise all exceptions of `compile_set`.
-        TypeError: They are no options.
         ValueError: No archive is named, or the cache directory is "".
         DeviceError: Process after process ends with hardly anything compiled, and no pipeline is to blame.
         MemoryLimitError: The memory that `TrialLimits` allow is too little, and no pipeline is to blame.
-        trio.Cancelled: The surrounding scope was cancelled. As from `compile_set`, it is raised after the
-            calls in flight have returned; the compiled pipelines are saved, and the child has ended.
+        OrchestratorError: As from `compile_set`.
     """
     output = DriverOutput(log)
     steering = Steering.of(stop)

@@ -161,28 +161,6 @@ async def test_a_bug_in_a_worker_comes_out_alone_whatever_the_block_waits_for(
         await sessions[0].finish()
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda session: session.submit(2),
-        lambda session: required(session, 0),
-        PipelineSession.idle,
-        cancelled,
-        PipelineSession.finish,
-    ],
-)
-async def test_a_session_is_not_waited_for_in_another_loop(
-    call: Callable[[PipelineSession], Awaitable[object]],
-) -> None:
-    device = SimulatedDevice()
-    options = RunOptions(workers=1, time_limit_s=0)
-    async with open_session(device, prepared_set(device), options) as session:
-        await session.submit(range(10))
-        with pytest.raises(RuntimeError, match="belongs to another trio loop"):
-            await trio.to_thread.run_sync(trio.run, call, session)
-        await session.close()
-
-
 @pytest.mark.parametrize("how", ["submit", "producers", "close", "finish", "leave"])
 async def test_a_lost_device_is_told_once_with_the_report(how: str) -> None:
     device = losing_device(0)
@@ -224,21 +202,3 @@ async def test_a_lost_device_is_told_once_with_the_report(how: str) -> None:
     assert np.count_nonzero(handles) == device.live_pipelines == report.compiled
     device.destroy_pipelines(handles)
     assert (device.live_caches, device.live_pipelines) == (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("call", "complaint"),
-    [
-        (lambda session: session.unsettled(300), "from 0 to 299"),
-        (lambda session: session.unsettled([-1]), "from 0 to 299"),
-        (lambda session: session.unsettled([0.5]), "from 0 to 299"),
-        (lambda session: session.limit_time(-1.0), "0 or more is expected"),
-        (lambda session: session.limit_time(float("nan")), "0 or more is expected"),
-        (lambda session: session.promote(1000, Priority.NOW), "from 0 to 299"),
-    ],
-)
-async def test_bad_arguments_are_refused(call: Callable[[PipelineSession], object], complaint: str) -> None:
-    device = SimulatedDevice()
-    async with open_session(device, prepared_set(device), RunOptions(workers=1)) as session:
-        with pytest.raises(ValueError, match=complaint):
-            call(session)

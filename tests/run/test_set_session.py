@@ -183,6 +183,9 @@ def test_names_that_are_unknown() -> None:
             loading.require("one").result()
         with pytest.raises(ValueError, match="'now', 'soon' or 'background', not 'later'"):
             loading.submit("one", "later").result()  # type: ignore[arg-type]
+        for seconds in (-1.0, float("nan")):
+            with pytest.raises(ValueError, match="0 or more is expected"):
+                loading.allow(seconds)
         key = loading.names["one.1"][0]
         assert loading.require(f"{key:016x}").result() == loading.require(key).result()
 
