@@ -54,7 +54,7 @@ from orchestrator.stores.files.recovery import (
     leftovers_in,
     previous_path,
     quarantine_file,
-    sweep_file,
+    swept_of,
 )
 from orchestrator.stores.files.writer_lock import LOCK_WAIT_S, writer_lock
 
@@ -285,6 +285,17 @@ def _check_length(header: PipelineCachePrefixHeader, size: int) -> None:
     raise CacheHeaderError(LoadStatus.TRUNCATED if is_cut else LoadStatus.EXTENDED, "dataSize", reason)
 
 
+def _check_identity(
+    header: PipelineCachePrefixHeader, identity: DeviceIdentity | None, relax_driver_version: bool
+) -> str:
+    """What differs and was accepted, in words."""
+    differing = () if identity is None else header.differences(identity)
+    relaxed = "driverVersion" if relax_driver_version else None
+    if wrong := [each for each in differing if each.field != relaxed]:
+        raise CacheHeaderError(wrong[0].status, wrong[0].field, "; ".join(map(str, wrong)))
+    return "".join(f"{each}; accepted by policy" for each in differing)
+
+
 def _check_data(header: PipelineCachePrefixHeader, data: bytes) -> None:
     found = content_hash128(data)
     if found != header.data_hash:
@@ -358,28 +369,16 @@ def read_cache_file(
     change pipelineCacheUUID whenever their data changes.
     """
     path = Path(path)
-
-    def differing(header: PipelineCachePrefixHeader) -> tuple[CacheHeaderError, ...]:
-        return () if identity is None else header.differences(identity)
-
-    def accept(head: bytes, size: int) -> None:
-        """Refuse by the header, before the data is read."""
-        header = PipelineCachePrefixHeader.unpack(head)
-        _check_length(header, size - len(head))
-        wrong = [
-            each for each in differing(header) if each.field != "driverVersion" or not relax_driver_version
-        ]
-        if wrong:
-            raise CacheHeaderError(wrong[0].status, wrong[0].field, "; ".join(map(str, wrong)))
-
     try:
-        head, data = read_capped_parts(path, PREFIX_HEADER_SIZE, CACHE_FILE_CAP, trusted=True, accept=accept)
-        header = prove_content(head, data)
+        head, data = read_capped_parts(path, PREFIX_HEADER_SIZE, CACHE_FILE_CAP, trusted=True)
+        header = PipelineCachePrefixHeader.unpack(head)
+        _check_length(header, len(data))
+        accepted = _check_identity(header, identity, relax_driver_version)
+        _check_data(header, data)
     except ReadError as error:
         return LoadResult(read_status(error), path, detail=error.reason)
     except CacheHeaderError as error:
         return LoadResult(error.status, path, error.field, error.reason)
-    accepted = "".join(f"{one}; accepted by policy" for one in differing(header))
     return LoadResult(LoadStatus.LOADED, path, detail=accepted, data=data, data_hash=header.data_hash)
 
 
@@ -697,7 +696,7 @@ def _save_locked(
         if not held:
             reason = f"another process is saving this file, and did not finish within {lock_wait_s:g} s"
             return SaveReport(path, 0, reason, locked_out=True, lost=True)
-        swept = sweep_file(path)
+        swept = swept_of(leftovers_in(path.parent).get(path.name, ()))
         report = save(path)
     return evolve(report, leftovers=swept.failed)
 
@@ -842,9 +841,8 @@ def sweep_directory(directory: Path, *, dry_run: bool = False) -> SweepReport:
         SaveError: The directory could not be listed, or a lock file not be opened.
     """
     swept = SweepReport()
-    for name, own in leftovers_in(directory).items():
+    for name, stale in leftovers_in(directory).items():
         if name.endswith(CACHE_FILE_SUFFIX):
-            path = directory / name
-            with writer_lock(path, wait_s=0, only_if_there=dry_run) as held:
-                swept += sweep_file(path, names=own, dry_run=dry_run) if held else SweepReport(busy=(path,))
+            with writer_lock(directory / name, wait_s=0, only_if_there=dry_run) as held:
+                swept += swept_of(stale if held else (), dry_run=dry_run)
     return swept

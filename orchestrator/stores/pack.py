@@ -57,7 +57,7 @@ from orchestrator.stores.files.recovery import (
     SweepReport,
     leftovers_in,
     previous_path,
-    sweep_file,
+    swept_of,
 )
 from orchestrator.stores.files.writer_lock import LOCK_SUFFIX, writer_lock
 from orchestrator.stores.profile_file import ProfileIdentity
@@ -555,12 +555,10 @@ def refuse_name(name: str) -> str:
 def sweep_pack(directory: Path, *, dry_run: bool = False) -> SweepReport:
     """As `sweep_directory`, of what only packs have; raises SaveError."""
     writer = PackWriter(directory)
-    if not (there := writer.sweep(dry_run=True).removed):
+    if not writer.sweep(dry_run=True).removed:
         return SweepReport()
-    path = directory / MANIFEST
-    lock = writer_lock(path, wait_s=0, only_if_there=dry_run)
-    with lock as held:
-        return writer.sweep(dry_run=dry_run) if held else SweepReport(busy=there)
+    with writer_lock(directory / MANIFEST, wait_s=0, only_if_there=dry_run) as held:
+        return writer.sweep(dry_run=dry_run) if held else SweepReport()
 
 
 @frozen(eq=False)
@@ -590,11 +588,9 @@ class PackWriter:
 
     def sweep(self, *, dry_run: bool = False) -> SweepReport:
         """Remove what a killed writer left, if the directory exists, or only find out what that is."""
-        swept = SweepReport()
-        for name, own in leftovers_in(self.directory).items():
-            if name == MANIFEST or name.endswith((NOTES_SUFFIX, BINARIES_SUFFIX)):
-                swept += sweep_file(self.directory / name, names=own, dry_run=dry_run)
-        return swept
+        ends = (MANIFEST, NOTES_SUFFIX, BINARIES_SUFFIX)
+        left = leftovers_in(self.directory).items()
+        return swept_of((each for name, own in left if name.endswith(ends) for each in own), dry_run=dry_run)
 
     def files_at(self, cache_file: Path) -> tuple[PackedFile, ...]:
         """A cache file that is there, and its notes, copied where they do not lie in the pack."""

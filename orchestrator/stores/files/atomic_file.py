@@ -11,7 +11,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -483,7 +483,6 @@ def read_capped_parts(
     cap: int,
     *,
     trusted: bool = False,
-    accept: Callable[[bytes, int], None] | None = None,
 ) -> tuple[bytes, bytes]:
     """Read a whole file, its head and the rest separately, so that nobody has to copy the rest. Thread-safe.
 
@@ -492,7 +491,6 @@ def read_capped_parts(
         head_size: Bytes of the head; it is shorter only if the file is.
         cap: Bytes at most, of head and rest together.
         trusted: Refuse what other users own or may write.
-        accept: Called with the head and the file's size before the rest is read; an exception ends the read.
 
     Raises:
         MissingFileError: There is no such file.
@@ -504,8 +502,6 @@ def read_capped_parts(
         if size > cap:
             raise TooLargeError(path, f"it has {size} bytes, more than the {cap} that are allowed")
         head = _read_up_to(descriptor, head_size, head_size)
-        if accept is not None:
-            accept(head, size)
         # One byte more than the cap allows, so that growth during the read is noticed.
         rest = _read_up_to(descriptor, cap - len(head) + 1, size - len(head))
     if len(head) + len(rest) > cap:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -221,15 +221,14 @@ def quarantine_file(path: Path) -> Path:
 
 
 class SweepReport(msgspec.Struct, frozen=True):
-    """What a sweep removed, failed to remove, and left alone because a process is saving it (`busy`)."""
+    """What a sweep removed, and what it failed to remove."""
 
     removed: tuple[Path, ...] = ()
     failed: tuple[Path, ...] = ()
-    busy: tuple[Path, ...] = ()
 
     def __add__(self, other: SweepReport) -> SweepReport:
         """Both together."""
-        return SweepReport(self.removed + other.removed, self.failed + other.failed, self.busy + other.busy)
+        return SweepReport(self.removed + other.removed, self.failed + other.failed)
 
 
 def leftover_of(name: str) -> str | None:
@@ -238,31 +237,21 @@ def leftover_of(name: str) -> str | None:
     return None if match is None else match["name"]
 
 
-def leftovers_in(directory: Path) -> dict[str, list[str]]:
-    """Names of temporaries in a directory, if it exists, by the names of their files, sorted by these.
+def leftovers_in(directory: Path) -> dict[str, list[Path]]:
+    """Temporaries in a directory, if it exists, by the names of their files, sorted.
 
     Raises:
         SaveError: The directory could not be listed.
     """
-    found: dict[str, list[str]] = {}
-    for each in _names(directory):
+    found: dict[str, list[Path]] = {}
+    for each in sorted(_names(directory)):
         if (of := leftover_of(each)) is not None:
-            found.setdefault(of, []).append(each)
+            found.setdefault(of, []).append(directory / each)
     return dict(sorted(found.items()))
 
 
-def sweep_file(path: Path, *, names: list[str] | None = None, dry_run: bool = False) -> SweepReport:
-    """Remove the temporaries of one file. Never raises an OSError. The caller holds the writer's lock.
-
-    `names` are those in its directory, where the caller has listed it already; with `dry_run` it only finds
-    out what would be removed.
-    """
-    try:
-        names = files().list_directory(path.parent) if names is None else names
-    except OSError:
-        return SweepReport(failed=(path.parent,))
-    stale = [path.with_name(name) for name in sorted(names) if leftover_of(name) == path.name]
-    if dry_run:
-        return SweepReport(tuple(stale))
-    failed = tuple(filter(None, [remove_temporary(each) for each in stale]))
+def swept_of(stale: Iterable[Path], *, dry_run: bool = False) -> SweepReport:
+    """Remove temporaries, or only tell them. The caller holds the lock of their files' writer."""
+    stale = tuple(stale)
+    failed = () if dry_run else tuple(filter(None, map(remove_temporary, stale)))
     return SweepReport(tuple(each for each in stale if each not in failed), failed)

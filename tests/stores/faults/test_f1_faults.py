@@ -109,7 +109,7 @@ def _check_next(situation: Situation, path: Path, operations: FaultyFileOperatio
     if not path.parent.exists():
         return ["the directory is gone"] if situation.before != NOTHING else []
     swept = sweep_directory(path.parent)
-    if swept.failed or swept.busy or list(path.parent.rglob("*.tmp")):
+    if swept.failed or list(path.parent.rglob("*.tmp")):
         wrong.append(f"not swept: {swept}")
     allowed = {situation.before, situation.after}
     keys, status = loaded_keys(path)

@@ -208,25 +208,6 @@ def test_the_umask_decides_who_reads_a_document(tmp_path: Path, umask: int, mode
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"content", mode)
 
 
-def test_a_head_that_is_refused_ends_the_read(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(bytes(1 << 16))
-    asked: list[int] = []
-
-    class Counting(FileOperations):
-        def read(self, descriptor: int, size: int) -> bytes:
-            asked.append(size)
-            return super().read(descriptor, size)
-
-    def refuse(head: bytes, size: int) -> None:
-        raise LookupError(len(head), size)
-
-    with files_through(Counting()), pytest.raises(LookupError) as caught:
-        read_capped_parts(path, 128, 1 << 20, accept=refuse)
-    assert caught.value.args == (128, 1 << 16)
-    assert sum(asked) <= 1 << 16
-
-
 def test_a_file_for_which_memory_does_not_suffice_is_unreadable(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x")
