@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Final
-from urllib.parse import urljoin
+from urllib.parse import urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import urllib3
 
@@ -21,9 +22,13 @@ _HEADERS: Final = {"Accept-Encoding": "identity", "User-Agent": f"orchestrator/{
 
 
 def http_source(address: str, limits: FetchLimits | None = None) -> Source:
-    """The files below an address, http or https."""
+    """The files below an address, http or https, through the proxy that the environment names for it."""
     address, limits = address.rstrip("/"), limits or FetchLimits()
+    parts = urlsplit(address)
+    proxy = None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
     pool = urllib3.PoolManager(retries=False, timeout=limits.wait_s)
+    if proxy:
+        pool = urllib3.ProxyManager(proxy, retries=False, timeout=limits.wait_s)
 
     @contextmanager
     def opened(name: str, start: int) -> Iterator[FileStream]:

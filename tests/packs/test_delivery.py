@@ -284,6 +284,17 @@ def test_a_redirect_is_followed_but_never_out_of_https(
     assert driver.installed == [OLD]
 
 
+def test_a_proxy_of_the_environment_is_used_but_not_for_what_it_excludes(
+    web: Web, driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", web.address)
+    deliver(http_source("http://cdn.invalid/", PATIENCE), tmp_path / "player", TRUST)
+    assert driver.installed == [OLD]
+    monkeypatch.setenv("no_proxy", "cdn.invalid")
+    with pytest.raises(DeliveryError, match="resolve"):
+        deliver(http_source("http://cdn.invalid/", evolve(PATIENCE, grace_s=0)), tmp_path / "player", TRUST)
+
+
 def test_an_index_without_an_end_is_refused(web: Web, tmp_path: Path) -> None:
     web.faults = {INDEX: ["endless", "always"]}
     with pytest.raises(DeliveryError, match=r"index\.json: it has more than 16,777,216 bytes"):

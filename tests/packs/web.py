@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 
 class Web(ThreadingHTTPServer):
@@ -42,7 +43,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Web
 
     def do_GET(self) -> None:
-        name = self.path.lstrip("/")
+        name = urlsplit(self.path).path.lstrip("/")  # a proxy is asked for the whole address
         wanted = self.headers.get("Range", "")
         self.server.asked.append(f"{name} {wanted}".strip())
         fault, path = self.server.fault(name), self.server.root / name
