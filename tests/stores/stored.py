@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 from orchestrator.stores.files.atomic_file import ReadError
 from orchestrator.stores.state import Kind, State
+from tests.drivers import unsupported
 
 
 def plans(directory: Path) -> int:
@@ -52,3 +55,13 @@ def forget(directory: Path, kind: Kind[Any]) -> None:
     """Remove all values of a kind."""
     with State.open_to_write(directory) as state, state.writing() as sql:
         sql.execute("DELETE FROM value WHERE kind = ?", (kind.name,))
+
+
+def lines_on(folder: Path, mount: str, program: str) -> list[str]:
+    """What a program prints that gets a folder, after a mount over it."""
+    enter = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    if subprocess.run([*enter, mount, "sh", str(folder)], capture_output=True, check=False).returncode:
+        unsupported("no file system can be mounted here (unshare --map-root-user --mount)")
+    run = [sys.executable, "-c", program, str(folder)]
+    command = [*enter, f'{mount} && shift && exec "$@"', "sh", str(folder), *run]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

@@ -8,8 +8,6 @@ import shutil
 import signal
 import sqlite3
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -37,8 +35,8 @@ from orchestrator.stores.binary_store import (
 from orchestrator.stores.files.atomic_file import MissingFileError, ReadError, SaveError
 from orchestrator.stores.state import STATE_NAME
 from tests.campaigns import tries
-from tests.drivers import REPOSITORY, unsupported
 from tests.stores.binaries import GENERATION, OTHER, OTHER_DRIVER, content, found, pipeline
+from tests.stores.stored import lines_on
 
 KILLS, FLIPS = tries(5, 100), tries(60, 2000)
 
@@ -47,12 +45,6 @@ KILLS, FLIPS = tries(5, 100), tries(60, 2000)
 def store(tmp_path: Path) -> Iterator[BinaryStore]:
     with BinaryStore.open(tmp_path / "cache") as opened:
         yield opened
-
-
-def output_of(*command: str) -> str:
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
 
 
 def test_number_and_order_of_binaries_stay(store: BinaryStore) -> None:
@@ -426,12 +418,7 @@ with BinaryStore.open(folder) as store:
 
 
 def test_a_file_system_that_is_full_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
-    enter = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-    mount = 'mount -t tmpfs -o size=6m tmpfs "$1" && shift'
-    if subprocess.run([*enter, mount, "sh", str(tmp_path)], capture_output=True).returncode:
-        unsupported("no file system can be mounted here (unshare --map-root-user --mount)")
-    program = (sys.executable, "-c", _FULL, str(tmp_path))
-    said = output_of(*enter, f'{mount} && exec "$@"', "sh", str(tmp_path), *program)
+    said = "\n".join(lines_on(tmp_path, 'mount -t tmpfs -o size=6m tmpfs "$1"', _FULL))
     assert "made room" in said
     assert "put: " in said
     assert "full" in said

@@ -32,10 +32,3 @@ def test_damage_is_named(tmp_path: Path, content: bytes, status: LoadStatus) -> 
     found = inspect(tmp_path / "file", content)
     assert (found.kind, found.status) == (CacheFileKind.CACHE_FILE, status)
     assert found.reason
-
-
-def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
-    found = inspect_cache_file(tmp_path / "missing")
-    assert (found.kind, found.status) == (CacheFileKind.UNREADABLE, LoadStatus.MISSING)
-    assert inspect_cache_file(tmp_path).status is LoadStatus.UNREADABLE
-    assert inspect_cache_file(Path("no\0name")).status is LoadStatus.UNREADABLE

@@ -16,7 +16,7 @@ import pytest
 from attrs import define, field, frozen
 
 from orchestrator.stores.cache_file import load_into_cache, save_cache_file, save_merged, sweep_directory
-from orchestrator.stores.files.atomic_file import files, files_through, temporary_of
+from orchestrator.stores.files.atomic_file import files_through
 from tests.campaigns import STRIDE
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.model_disk import Files, ModelDisk, crash_states
@@ -171,21 +171,4 @@ class NoDirectorySync(ModelDisk):
 @pytest.mark.parametrize("broken", [NoFileSync, NoDirectorySync])
 def test_a_sync_that_is_left_out_is_found(broken: type[ModelDisk], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.stores.faults.test_f2_crash_states.ModelDisk", broken)
-    assert run_suite(SERIES[1:2], stop_at_first=True).wrong
-
-
-def test_a_rename_before_the_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Test of the test."""
-
-    def rename_first(path: Path, chunks: Iterable[bytes]) -> int:
-        temporary = temporary_of(path)
-        descriptor = files().open_new(temporary)
-        written = sum(files().write(descriptor, memoryview(chunk)) for chunk in chunks)
-        files().rename(temporary, path)
-        files().fsync(descriptor)
-        files().close(descriptor)
-        files().sync_directory(path.parent)
-        return written
-
-    monkeypatch.setattr("orchestrator.stores.cache_file.write_atomically", rename_first)
     assert run_suite(SERIES[1:2], stop_at_first=True).wrong

@@ -16,10 +16,9 @@ from orchestrator.devices.device import CACHE_HEADER_SIZE
 from orchestrator.stores.cache_file import (
     PREFIX_HEADER_SIZE,
     LoadStatus,
-    PipelineCachePrefixHeader,
     load_into_cache,
 )
-from orchestrator.stores.files.atomic_file import content_hash128, files_through
+from orchestrator.stores.files.atomic_file import files_through
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.inspection import inspect_cache_file
 from tests.campaigns import STRIDE
@@ -124,20 +123,6 @@ def test_inspection_takes_no_damaged_file_for_whole(tmp_path: Path) -> None:
         for content in list(damage())[::7]:
             path.write_bytes(content)
             assert inspect_cache_file(path).status is not LoadStatus.LOADED
-
-
-def test_a_length_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Test of the test: what is behind the data is left unread."""
-
-    def check(header: PipelineCachePrefixHeader, data: bytes) -> None:
-        if content_hash128(data[: header.data_size]) != header.data_hash:
-            pytest.fail("not reached by an extension")
-
-    monkeypatch.setattr("orchestrator.stores.cache_file._check_length", lambda header, data: None)
-    monkeypatch.setattr("orchestrator.stores.cache_file._check_data", check)
-    monkeypatch.setattr("tests.stores.faults.test_f4_damage.DAMAGES", (extended,))
-    with pytest.raises(AssertionError):
-        assert run_suite()[1] == []
 
 
 def test_a_check_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,6 @@ import select
 import shutil
 import signal
 import struct
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -33,8 +31,8 @@ from orchestrator.stores.run_notes import (
 )
 from orchestrator.stores.state import Kind, State, state_path
 from tests.campaigns import tries
-from tests.drivers import unsupported
 from tests.stores.faults.conftest import CountCases
+from tests.stores.stored import lines_on
 
 KILLS, FLIPS = tries(30, 100), tries(300, 1200)
 PAGE = 4096
@@ -257,16 +255,6 @@ filler.unlink()
 add_durations(file, keys[:9], np.full(9, 7))
 print(len(read_durations(file)))
 """
-
-
-def lines_on(folder: Path, mount: str, program: str) -> list[str]:
-    """What a program prints that gets a folder, after a mount over it."""
-    enter = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
-    if subprocess.run([*enter, mount, "sh", str(folder)], capture_output=True, check=False).returncode:
-        unsupported("no file system can be mounted here (unshare --map-root-user --mount)")
-    run = [sys.executable, "-c", program, str(folder)]
-    command = [*enter, f'{mount} && shift && exec "$@"', "sh", str(folder), *run]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:

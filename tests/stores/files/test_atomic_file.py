@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,20 +37,6 @@ def test_writes_the_chunks_beside_the_file(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == NEW
     assert operations.calls[0].path is not None
     assert operations.calls[0].path.parent == tmp_path
-
-
-def test_an_exception_in_the_content_leaves_nothing_behind(tmp_path: Path) -> None:
-    def chunks() -> Iterator[bytes]:
-        yield b"half"
-        raise KeyboardInterrupt
-
-    operations = FaultyFileOperations()
-    (tmp_path / "file").write_bytes(OLD)
-    with files_through(operations), pytest.raises(KeyboardInterrupt):
-        write_atomically(tmp_path / "file", chunks())
-    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
-    assert (tmp_path / "file").read_bytes() == OLD
-    assert operations.open_descriptors == frozenset()
 
 
 @define
@@ -89,12 +74,6 @@ def test_a_write_that_takes_nothing_ends(tmp_path: Path) -> None:
 def test_a_missing_directory_is_an_error_with_its_cause(tmp_path: Path) -> None:
     with pytest.raises(SaveError, match="creating a temporary file failed: No such file or directory"):
         write_atomically(tmp_path / "no" / "file", CHUNKS)
-
-
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    said = "the file system is full; what was there before is unchanged"
-    with files_through(FaultyFileOperations(Fault.ENOSPC, 1)), pytest.raises(SaveError, match=said):
-        write_atomically(tmp_path / "file", CHUNKS)
 
 
 def test_a_failed_directory_sync_says_that_the_new_file_is_there(tmp_path: Path) -> None:
@@ -161,14 +140,6 @@ def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "missing")
     with pytest.raises(ReadError, match="symbolic link"):
         read_capped(tmp_path / "link", 10)
-
-
-def test_the_head_is_read_apart(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(NEW)
-    assert read_capped_parts(tmp_path / "file", 4, 100) == (NEW[:4], NEW[4:])
-    assert read_capped_parts(tmp_path / "file", len(NEW), 100) == (NEW, b"")
-    assert read_capped_parts(tmp_path / "file", 1000, 100) == (NEW, b"")
-    assert read_capped_parts(tmp_path / "file", 0, 100) == (b"", NEW)
 
 
 def test_short_reads_are_continued(tmp_path: Path) -> None:

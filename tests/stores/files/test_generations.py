@@ -5,10 +5,8 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-import pytest
-
 from orchestrator.stores.cache_file import LoadStatus, load_into_cache, read_cache_file, save_cache_file
-from orchestrator.stores.files.atomic_file import FileOperations, SaveError, files_through
+from orchestrator.stores.files.atomic_file import FileOperations, files_through
 from orchestrator.stores.files.recovery import counted_load, previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
 from tests.stores.faults.sets import (
@@ -112,34 +110,6 @@ def test_a_file_system_without_links_keeps_a_copy(tmp_path: Path) -> None:
     assert readable(path) == [OLD, OLDER]
     assert path.stat().st_nlink == previous_path(path).stat().st_nlink == 1
     assert previous_path(path).stat().st_mode & 0o777 == 0o600
-
-
-def test_a_previous_one_that_cannot_be_kept_ends_the_save(tmp_path: Path) -> None:
-    class Broken(FileOperations):
-        def link(self, source: Path, destination: Path) -> None:
-            raise OSError(errno.EIO, "broken")
-
-    path = path_in(tmp_path)
-    save(path, OLDER)
-    with files_through(Broken()), pytest.raises(SaveError, match="keeping the previous generation failed"):
-        save(path, OLD)
-    assert readable(path) == [OLDER]
-
-
-def test_what_cannot_be_read_does_not_become_the_previous_one(tmp_path: Path) -> None:
-    path = path_in(tmp_path)
-    save(path, OLD)
-
-    class Unreadable(FileOperations):
-        def open_existing(self, path: Path) -> int:
-            if path == path_in(tmp_path):
-                raise OSError(errno.EIO, "unreadable")
-            return super().open_existing(path)
-
-    with files_through(Unreadable()):
-        save(path, OURS)
-    assert readable(path) == [OURS]
-    assert not previous_path(path).exists()
 
 
 def test_a_load_of_another_process_keeps_the_previous_one(tmp_path: Path) -> None:
