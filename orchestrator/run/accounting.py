@@ -1,7 +1,6 @@
 """What a creation call costs, measured in the thread that makes it.
 
     blocked  = driver - cpu - run delay    asleep inside the driver, on a lock
-    overhead = wall x workers - driver     building, the interpreter, idle workers
 
 The run delay is field 2 of Linux's /proc/thread-self/schedstat; where there is none it counts as 0, so a busy
 machine looks like contention.

@@ -409,10 +409,9 @@ class HeldPipelines(BinarySource):
 
     def _store_all(self) -> None:
         for batch in _batches(self._waiting):
-            began = time.perf_counter_ns()
             counts = self._store(batch)
             with self._lock:
-                self._counts.update(counts, store_ns=time.perf_counter_ns() - began)
+                self._counts.update(counts)
 
     def _store(self, batch: list[StoredPipeline]) -> dict[str, int]:
         assert self.store is not None  # noqa: S101 - the writer is started for a store
@@ -440,13 +439,11 @@ class HeldPipelines(BinarySource):
         used, self._used = self._used, set()
         if self.store.read_only or not used:
             return
-        began = time.perf_counter_ns()
         try:
             # What was refused and compiled again has been replaced by what that gave.
             self.store.touch(self.generation, used)
         except OrchestratorError as error:
             self._say(f"what was used was not noted: {error}")
-        self._counts.update(store_ns=time.perf_counter_ns() - began)
         if refused := self._counts["refused"]:
             self._say(f"the driver did not make {refused} pipelines from their binaries; they were compiled")
 

@@ -455,16 +455,11 @@ class CompileJob:
             facts, chosen = SetFacts.of(self.source), self.options.subset.of(self.source.pipelines)
         is_lost = any(each.device_lost for each in runs)
         stopped = self._untried > 0 or any(each.stopped for each in runs) or bool(self._waiting)
-        around = dict.fromkeys(("open_ns", "prepare_ns", "cache_load_ns", "cache_save_ns"), 0)
-        for each in self._stages:
-            if f"{each.name}_ns" in around and not each.overlapped:
-                around[f"{each.name}_ns"] += each.duration_ns
         several = f"{self._cancelled} pipelines were cancelled by commands; the next run compiles them"
         return self.groups.report(
             chosen,
             facts,
             stopped=stopped,
-            around=around,
             notes=[*([several] if self._cancelled else []), *self._plan.notes],
             stages=tuple(self._stages),
             clock=ProcessClock.of(self.clock),

@@ -10,7 +10,7 @@ are in the driver's keys and not in the identity of the cache.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -214,11 +214,10 @@ class SetGroups:
         facts: SetFacts,
         *,
         stopped: bool,
-        around: Mapping[str, int] | None = None,
         notes: Iterable[str] = (),
         **more: Any,
     ) -> CompileReport:
-        """The report over the chosen pipelines; `around` are times beside the runs, `more` further fields."""
+        """The report over the chosen pipelines; `more` are further fields of it."""
         assert self.device is not None  # noqa: S101 - a set has at least one group
         runs, cache = self.tally.runs, self.cache
         modes = {each.mode for each in runs}
@@ -242,7 +241,7 @@ class SetGroups:
             pipelines=self.tally.outcomes(chosen),
             runs=runs,
             cache_file=cache.file,
-            timing=sum((each.timing for each in runs), Timing(**around or {})),
+            timing=sum((each.timing for each in runs), Timing()),
             stopped=stopped,
             notes=tuple(dict.fromkeys(told)),
             versions=Versions(platform.python_version(), VERSION, registry().version),

@@ -388,7 +388,6 @@ class CacheKeeper:
             bytes_after=report.bytes_after,
             merged_with_others=others,
             skipped=report.skipped,
-            locked_out=report.locked_out,
             note="; ".join(filter(None, notes)) or None,
         )
 

@@ -655,7 +655,6 @@ class BinariesRecord(Sums, frozen=True, omit_defaults=True):
     evicted: int = 0  # Pipelines that were removed from the store to make room.
     commits: int = 0  # Number of batches that were stored.
     look_up_ns: Nanoseconds = 0  # Time of look-ups and of creating binaries, before the first pipeline.
-    store_ns: Nanoseconds = 0  # Time of writing to the store, in parallel to the workers.
 
 
 class IdentifiersRecord(Sums, frozen=True, omit_defaults=True):
@@ -684,27 +683,20 @@ class IdentifiersRecord(Sums, frozen=True, omit_defaults=True):
 class Timing(Sums, frozen=True):
     """Times of a run. Every figure adds up, over the groups of a compile and over parts."""
 
-    open_ns: Nanoseconds = 0  # Opening the device.
-    prepare_ns: Nanoseconds = 0  # Decoding the set, and creating layouts, render passes and modules.
     wall_ns: Nanoseconds = 0  # From the first job submitted to the end of the barrier.
     driver_ns: Nanoseconds = 0  # Sum over all calls of the driver's own time.
     cpu_ns: Nanoseconds = 0  # Sum over all calls of the threads' CPU time.
     blocked_ns: Nanoseconds = 0  # Sum over all calls of the time asleep inside the driver.
     run_delay_ns: Nanoseconds = 0  # Sum over all calls of the time runnable but not scheduled.
     merge_ns: Nanoseconds = 0  # Merging the worker caches.
-    cache_load_ns: Nanoseconds = 0  # Reading the cache file and creating the primary.
-    cache_save_ns: Nanoseconds = 0  # Reading the primary back and writing the file.
-    overhead_ns: Nanoseconds = 0  # wall x workers - driver: all time outside the driver.
     make_caches_ns: Nanoseconds = 0  # Creating the primary and the worker caches, before the first job.
     read_back_ns: Nanoseconds = 0  # Reading the primary's data, if the run does.
 
     @classmethod
-    def of(cls, calls: Calls, *, workers: int, wall_ns: int, **spent: int) -> Self:
+    def of(cls, calls: Calls, **spent: int) -> Self:
         """The times of a run with these calls."""
         names = ("driver_ns", "cpu_ns", "blocked_ns", "run_delay_ns")
-        sums = {name: int(getattr(calls, name).sum()) for name in names}
-        overhead_ns = wall_ns * workers - sums["driver_ns"]
-        return cls(wall_ns=wall_ns, overhead_ns=overhead_ns, **sums, **spent)
+        return cls(**{name: int(getattr(calls, name).sum()) for name in names}, **spent)
 
 
 # --- the report of a run
@@ -917,7 +909,6 @@ class CacheSave(Record, frozen=True):
     merged_with_others: bool = False  # Whether the old data came from another process, and not from this run.
     skipped: str | None = None  # Why nothing was written, or null.
     error: str | None = None  # Why it failed, or null.
-    locked_out: bool = False  # Whether it was skipped because another process did not finish saving in time.
     note: str | None = None  # A caveat, such as a driver that does not merge, or null.
 
 
@@ -936,7 +927,6 @@ class CacheFileRecord(Record, frozen=True):
     load_status: LoadStatus | None = None  # The result of loading it; null if that was not tried.
     load_field: str | None = None  # Vulkan name of the first field that differs or is wrong, or null.
     load_detail: str | None = None  # What was expected and found for each field that differs.
-    loaded_from: Path | None = None  # The loaded file: the previous generation, if the current is damaged.
     instead_of: NotLoaded | None = None  # The current generation, if the previous one was loaded.
     quarantined: Path | None = None  # Where a damaged file was moved to, or null.
     loaded_bytes: int = 0  # Bytes of driver data that were loaded.
@@ -954,7 +944,6 @@ class CacheFileRecord(Record, frozen=True):
             load_status=loaded.status,
             load_field=loaded.field,
             load_detail=loaded.detail,
-            loaded_from=loaded.path,
             instead_of=None if current is None else NotLoaded(current.status, current.field, current.detail),
             quarantined=loaded.quarantined,
             loaded_bytes=len(loaded.data),

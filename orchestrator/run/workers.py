@@ -403,7 +403,6 @@ class Run:
             merge=merge,
             timing=Timing.of(
                 calls,
-                workers=self.worker_count,
                 wall_ns=self._barrier_ns - self._started_ns,
                 make_caches_ns=caches.open_ns,
                 merge_ns=merge.merge_ns if merge is not None else 0,
