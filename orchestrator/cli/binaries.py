@@ -153,7 +153,8 @@ def _check_usage(
 def _document(
     action: Action, store: BinaryStore, stat: StoreStat, fields: dict[str, Any]
 ) -> BinariesDocument:
-    figures = {name: getattr(stat, name) for name in stat.__struct_fields__}
+    shown = set(stat.__struct_fields__) - {"unused_bytes"}
+    figures = {name: getattr(stat, name) for name in shown}
     figures["generations"] = tuple(map(_generation, stat.generations))
     return BinariesDocument(
         action=action,

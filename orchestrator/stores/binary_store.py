@@ -164,6 +164,7 @@ class StoreStat(msgspec.Struct, frozen=True, kw_only=True):
     payloads: int
     payload_bytes: int
     used_bytes: int
+    unused_bytes: int  # of pages in the file
     file_bytes: int
     bound_bytes: int
 
@@ -350,10 +351,9 @@ class BinaryStore:
     def _require_room(self, sql: sqlite3.Connection, size: int) -> None:
         """Raise SaveError where the log has room, and the file has none: that could not be emptied."""
         system = os.statvfs(self.path.parent)
-        (unused,) = sql.execute("PRAGMA freelist_count").fetchone()
-        (page,) = sql.execute("PRAGMA page_size").fetchone()
+        unused = _pragma(sql, "freelist_count") * _pragma(sql, "page_size")
         log = _size_of(self.path) - self.path.stat().st_size
-        if system.f_bavail * system.f_frsize < max(0, size - log) + max(0, size - unused * page):
+        if system.f_bavail * system.f_frsize < max(0, size - log) + max(0, size - unused):
             full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             raise SaveError(self.path, "writing", "the file system is full") from full
 
@@ -396,12 +396,13 @@ class BinaryStore:
             payloads = "SELECT count(*), total(length(data)) FROM binary_payload"
             count, size = sql.execute(payloads).fetchone()
             found = [_stat_of(sql, about) for about in _known(sql).values()]
-            used = _used_bytes(sql)
+            used, unused = _used_bytes(sql), _pragma(sql, "freelist_count") * _pragma(sql, "page_size")
         return StoreStat(
             generations=tuple(each for each in found if each.pipelines),
             payloads=count,
             payload_bytes=int(size),
             used_bytes=used,
+            unused_bytes=unused,
             file_bytes=_size_of(self.path),
             bound_bytes=self.bound_bytes,
         )
@@ -635,14 +636,15 @@ def _stat_of(sql: sqlite3.Connection, about: Generation) -> GenerationStat:
     )
 
 
+def _pragma(sql: sqlite3.Connection, name: str) -> int:
+    return int(sql.execute(f"PRAGMA {name}").fetchone()[0])
+
+
 def _used_bytes(sql: sqlite3.Connection) -> int:
     """Size of the database without unused pages and without what is no binary."""
-    pages, free, size = (
-        int(sql.execute(f"PRAGMA {each}").fetchone()[0])
-        for each in ("page_count", "freelist_count", "page_size")
-    )
+    pages = _pragma(sql, "page_count") - _pragma(sql, "freelist_count")
     others = "SELECT (SELECT total(length(data)) FROM value) + (SELECT total(length(data)) FROM large_value)"
-    return max(0, (pages - free) * size - int(sql.execute(others).fetchone()[0]))
+    return max(0, pages * _pragma(sql, "page_size") - int(sql.execute(others).fetchone()[0]))
 
 
 def _evict(sql: sqlite3.Connection, most_bytes: int) -> int:

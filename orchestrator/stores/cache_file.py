@@ -172,21 +172,19 @@ class PipelineCacheHeader:
         Raises:
             CacheHeaderError: It is not a header version one (VULKAN_HEADER_MISMATCH).
         """
-        least, of = CACHE_HEADER_SIZE, "of the driver's data is"
+        size, version, *own = _VULKAN.unpack(bytes(data[:CACHE_HEADER_SIZE]).ljust(CACHE_HEADER_SIZE, b"\0"))
         wrong = "headerSize"
-        if len(data) < least:
-            reason = f"the driver's data has {len(data)} bytes, fewer than the {least} of its header"
-            raise CacheHeaderError(LoadStatus.VULKAN_HEADER_MISMATCH, wrong, reason)
-        size, version, *own = _VULKAN.unpack_from(data)
-        reason = ""
-        if version != VULKAN_HEADER_VERSION_ONE:
+        if len(data) < CACHE_HEADER_SIZE:
+            fewer = f"fewer than the {CACHE_HEADER_SIZE} of its header"
+            reason = f"the driver's data has {len(data)} bytes, {fewer}"
+        elif version != VULKAN_HEADER_VERSION_ONE:
             wrong = "headerVersion"
-            reason = f"{wrong} {of} {version}, not VK_PIPELINE_CACHE_HEADER_VERSION_ONE"
-        elif not least <= size <= len(data):
-            reason = f"{wrong} {of} {size}, not within {least} and {len(data)}"
-        if reason:
-            raise CacheHeaderError(LoadStatus.VULKAN_HEADER_MISMATCH, wrong, reason)
-        return cls(size, *own)
+            reason = f"{wrong} of the driver's data is {version}, not VK_PIPELINE_CACHE_HEADER_VERSION_ONE"
+        elif not CACHE_HEADER_SIZE <= size <= len(data):
+            reason = f"{wrong} of the driver's data is {size}, not within {CACHE_HEADER_SIZE} and {len(data)}"
+        else:
+            return cls(size, *own)
+        raise CacheHeaderError(LoadStatus.VULKAN_HEADER_MISMATCH, wrong, reason)
 
     def difference(self, other: DeviceIdentity | PipelineCachePrefixHeader) -> CacheHeaderError | None:
         """The first field that differs from a device's or from our header's, or None."""
@@ -552,7 +550,7 @@ def _noted(result: LoadResult, sentence: str, **changes: Any) -> LoadResult:
 
 @frozen
 class SaveReport:
-    """The result of a save. Without a merge, only the first four, `locked_out` and `lost` are set."""
+    """The result of a save."""
 
     path: Path  # The file.
     saved_bytes: int  # Bytes of the written file, header included; 0 where the save was skipped.
@@ -610,13 +608,14 @@ def save_cache_file(
     Raises:
         SaveError: It could not be written. The old file is unchanged, unless `SaveError.replaced`.
     """
+    path = Path(path)
 
-    def replace(path: Path) -> SaveReport:
+    def replace() -> SaveReport:
         # While there is a previous generation, the current one has not loaded and may be worse.
         _keep_previous(path, unless_there=True)
-        return SaveReport(path, _write(path, identity, data))
+        return _written(SaveReport(path, 0), identity, data)
 
-    return _save_locked(Path(path), identity, data, lock_wait_s, replace)
+    return _save_locked(path, identity, data, lock_wait_s, replace)
 
 
 def save_merged(
@@ -648,20 +647,20 @@ def save_merged(
         ExternalSynchronizationError: Our cache is in use.
     """
     data = ours if isinstance(ours, bytes) else device.pipeline_cache_data(ours).data
+    path = Path(path)
 
-    def merge(path: Path) -> SaveReport:
+    def merge() -> SaveReport:
         def create(initial_data: bytes) -> PipelineCache:
             return _create(device, initial_data, "what is there")
 
         cache, found = _CacheLoader(device, path, create, relax_driver_version, has_lock=True).load()
         try:
-            has_theirs = found.data_hash in includes
-            return _MergedSave(device, path, ours, data, has_theirs).save(cache, found)
+            return _merge(device, path, cache, found, ours, data, includes)
         finally:
             if cache is not None:
                 device.destroy_pipeline_cache(cache)
 
-    return _save_locked(Path(path), device.identity, data, lock_wait_s, merge)
+    return _save_locked(path, device.identity, data, lock_wait_s, merge)
 
 
 def save_problem(path: Path, loaded: LoadResult) -> SaveError | None:
@@ -685,7 +684,7 @@ def _save_locked(
     identity: DeviceIdentity,
     data: bytes,
     lock_wait_s: float,
-    save: Callable[[Path], SaveReport],
+    save: Callable[[], SaveReport],
 ) -> SaveReport:
     """Save what is worth saving, under the writer lock, after a sweep."""
     if (reason := not_worth_saving(identity, data)) is not None:
@@ -697,7 +696,7 @@ def _save_locked(
             reason = f"another process is saving this file, and did not finish within {lock_wait_s:g} s"
             return SaveReport(path, 0, reason, locked_out=True, lost=True)
         swept = swept_of(leftovers_in(path.parent).get(path.name, ()))
-        report = save(path)
+        report = save()
     return evolve(report, leftovers=swept.failed)
 
 
@@ -723,113 +722,102 @@ def _keep_previous(path: Path, *, unless_there: bool = False) -> None:
         keep_as_previous(path, CACHE_FILE_CAP)
 
 
-def _write(path: Path, identity: DeviceIdentity, data: bytes) -> int:
-    header = PipelineCachePrefixHeader.describe(identity, data).pack()
-    return write_atomically(path, (header, data))
+def _written(report: SaveReport, identity: DeviceIdentity, data: bytes) -> SaveReport:
+    if (reason := not_worth_saving(identity, data)) is not None:
+        return evolve(report, skipped=reason)
+    header = PipelineCachePrefixHeader.describe(identity, data)
+    saved = write_atomically(report.path, (header.pack(), data))
+    return evolve(report, saved_bytes=saved, skipped=None, bytes_after=len(data), data_hash=header.data_hash)
 
 
-@define(eq=False)
-class _MergedSave:
-    """One save, under the lock."""
-
-    device: Device
-    path: Path
-    ours: PipelineCache | bytes
-    data: bytes
-    has_theirs: bool  # whether ours holds what is there
-
-    def save(self, theirs: PipelineCache | None, found: LoadResult) -> SaveReport:
-        report = SaveReport(self.path, 0, found=evolve(found, data=b""))
-        kept, moved = self._make_room(found)
-        if kept:
-            return evolve(report, skipped=kept, lost=True)
-        report = evolve(report, note=moved)
-        if theirs is None or found.status is not LoadStatus.LOADED:
-            return self._write(report, self.data)
-        held = self.device.pipeline_cache_size(theirs)
-        report = evolve(report, bytes_before=held, bytes_after=held)
-        merged, report = self._merge(report, theirs, found)
-        if found.instead_of is not None:
-            return self._write(report, merged)
-        if merged == found.data:
-            return self._skip(report)
-        _keep_previous(self.path)
-        return self._write(report, merged)
-
-    def _make_room(self, found: LoadResult) -> tuple[str, str]:
-        """Why the file is not replaced, else ""; and which generations were moved away for others or later.
-
-        A generation that could not be read may be good. One that is too large would block every later save.
-        """
-        moved = []
-        for one in filter(None, (found, found.instead_of, found.previous)):
-            if one.status is LoadStatus.UNREADABLE:
-                return f"{one.path} is not replaced, since it may be good: {one.status}: {one.detail}", ""
-            if one.status in _SET_ASIDE:
-                try:
-                    moved_to = quarantine_file(one.path)
-                except SaveError as error:
-                    return f"what is there is {one.status}, and stays: {error}", ""
-                moved.append(f"{one.path} was {one.status}, and is now {moved_to}")
-        return "", "; ".join(moved)
-
-    def _merge(
-        self, report: SaveReport, theirs: PipelineCache, found: LoadResult
-    ) -> tuple[bytes, SaveReport]:
-        """The data to save, and the report, `skipped` if that is what is there."""
-        held = report.bytes_before
-        report = evolve(report, skipped="nothing is new: what is there holds all of it")
-        if self.data == found.data or self.has_theirs:
-            return self.data, report
-        merged, refusal = self._merged_by_driver(theirs)
-        if len(merged) < MERGED_FRACTION * max(held, len(self.data)):
+def _merge(
+    device: Device,
+    path: Path,
+    theirs: PipelineCache | None,
+    found: LoadResult,
+    ours: PipelineCache | bytes,
+    data: bytes,
+    includes: Collection[bytes],
+) -> SaveReport:
+    """Save under the lock, after a load of what is there."""
+    report = SaveReport(path, 0, found=evolve(found, data=b""))
+    kept, moved = _make_room(found)
+    if kept:
+        return evolve(report, skipped=kept, lost=True)
+    report = evolve(report, note=moved)
+    if theirs is None or found.status is not LoadStatus.LOADED:
+        return _written(report, device.identity, data)
+    held = device.pipeline_cache_size(theirs)
+    same = "nothing is new: what is there holds all of it"
+    report = evolve(report, bytes_before=held, bytes_after=held, skipped=same)
+    if data != found.data and found.data_hash not in includes:
+        merged, refusal = _merged_by_driver(device, theirs, ours)
+        if len(merged) < MERGED_FRACTION * max(held, len(data)):
             # Some drivers report a successful merge and merge nothing, or one source of several.
-            sizes = f"of what was there ({held} bytes) and our cache ({len(self.data)} bytes)"
+            sizes = f"of what was there ({held} bytes) and our cache ({len(data)} bytes)"
             note = f"{refusal or 'this driver does not merge'}; {sizes} the larger one is kept"
-            note = _joined(report.note, note)
-            if len(self.data) > held:
-                return self.data, evolve(report, note=note, lost=True)
-            skipped = "the driver did not merge it with what is there, which is larger and stays"
-            return found.data, evolve(report, note=note, lost=True, skipped=skipped)
-        if _is_over(merged):
+            stays = "the driver did not merge it with what is there, which is larger and stays"
+            report = evolve(report, note=_joined(moved, note), lost=True, skipped=stays)
+            data = data if len(data) > held else found.data
+        elif _is_over(merged):
             # Otherwise no save would ever succeed again. The old file stays as the previous generation.
             size = f"merged, the file would have {PREFIX_HEADER_SIZE + len(merged)} bytes"
             note = f"{size}, more than the {CACHE_FILE_CAP} that are allowed: ours alone is saved"
-            return self.data, evolve(report, note=_joined(report.note, note))
-        return merged, report
+            report = evolve(report, note=_joined(moved, note))
+        else:
+            data = merged
+    if found.instead_of is None:
+        if data == found.data:
+            _sync_name(path)
+            return report
+        _keep_previous(path)
+    return _written(report, device.identity, data)
 
-    def _merged_by_driver(self, theirs: PipelineCache) -> tuple[bytes, str]:
-        """The data of a new cache into which both are merged, empty where the driver refused; and why."""
-        made: list[PipelineCache] = []
-        try:
-            made.append(_create(self.device, b"", "merged"))
-            ours = self.ours
-            if isinstance(ours, bytes):
-                ours = _create(self.device, ours, "ours")
-                made.append(ours)
-            for each in (theirs, ours):
-                self.device.merge_pipeline_caches(made[0], [each])
-            return self.device.pipeline_cache_data(made[0]).data, ""
-        except DriverError as error:
-            return b"", f"the driver would not merge: {error}"
-        finally:
-            for one in made:
-                self.device.destroy_pipeline_cache(one)
 
-    def _skip(self, report: SaveReport) -> SaveReport:
-        """Write nothing, but make the name last that another process may have given just now."""
-        try:
-            files().sync_directory(self.path.parent)
-        except OSError as error:
-            raise SaveError(self.path, "fsync of the directory", likely_cause(error)) from error
-        return report
+def _make_room(found: LoadResult) -> tuple[str, str]:
+    """Why the file is not replaced, else ""; and which generations were moved away for others or later.
 
-    def _write(self, report: SaveReport, data: bytes) -> SaveReport:
-        if (reason := not_worth_saving(self.device.identity, data)) is not None:
-            return evolve(report, skipped=reason)
-        written = _write(self.path, self.device.identity, data)
-        hashed = content_hash128(data)
-        return evolve(report, saved_bytes=written, skipped=None, bytes_after=len(data), data_hash=hashed)
+    A generation that could not be read may be good. One that is too large would block every later save.
+    """
+    moved = []
+    for one in filter(None, (found, found.instead_of, found.previous)):
+        if one.status is LoadStatus.UNREADABLE:
+            return f"{one.path} is not replaced, since it may be good: {one.status}: {one.detail}", ""
+        if one.status in _SET_ASIDE:
+            try:
+                moved_to = quarantine_file(one.path)
+            except SaveError as error:
+                return f"what is there is {one.status}, and stays: {error}", ""
+            moved.append(f"{one.path} was {one.status}, and is now {moved_to}")
+    return "", "; ".join(moved)
+
+
+def _merged_by_driver(
+    device: Device, theirs: PipelineCache, ours: PipelineCache | bytes
+) -> tuple[bytes, str]:
+    """The data of a new cache into which both are merged, empty where the driver refused; and why."""
+    made: list[PipelineCache] = []
+    try:
+        made.append(_create(device, b"", "merged"))
+        if isinstance(ours, bytes):
+            ours = _create(device, ours, "ours")
+            made.append(ours)
+        for each in (theirs, ours):
+            device.merge_pipeline_caches(made[0], [each])
+        return device.pipeline_cache_data(made[0]).data, ""
+    except DriverError as error:
+        return b"", f"the driver would not merge: {error}"
+    finally:
+        for one in made:
+            device.destroy_pipeline_cache(one)
+
+
+def _sync_name(path: Path) -> None:
+    """Make a name last that another process may have given just now."""
+    try:
+        files().sync_directory(path.parent)
+    except OSError as error:
+        raise SaveError(path, "fsync of the directory", likely_cause(error)) from error
 
 
 def sweep_directory(directory: Path, *, dry_run: bool = False) -> SweepReport:

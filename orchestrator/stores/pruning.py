@@ -196,8 +196,8 @@ def plan_prune(
     ]
     is_packed = is_pack(directory)
     packed = Pack.open(directory).manifest.names if is_packed else ()
-    files = {each.path.name: each for each in _files(directory) if each.path.name not in packed}
-    unwanted, kept = _plan_cache_files(files, rules)
+    there = {each.path.name: each for each in _files(directory) if each.path.name not in packed}
+    unwanted, kept = _plan_cache_files(there, rules)
     plans: list[_Found] = []
     if not is_packed:
         gone = {each.path.name for each in unwanted if each.reason in _WITH_NOTES}
@@ -205,7 +205,7 @@ def plan_prune(
         unwanted += notes
     items += unwanted
     store, note = None, ""
-    if STATE_NAME in files:
+    if STATE_NAME in there:
         parts, store, note = _plan_binaries(directory, rules)
         items += parts
         kept += [] if store is None else [store]
@@ -214,14 +214,14 @@ def plan_prune(
     return PrunePlan(tuple(items), tuple((each.path, each.size) for each in kept), note)
 
 
-def _plan_cache_files(files: dict[str, _Found], rules: _Rules) -> tuple[list[PruneItem], list[_Found]]:
+def _plan_cache_files(named: dict[str, _Found], rules: _Rules) -> tuple[list[PruneItem], list[_Found]]:
     """Unwanted generations of cache files, and those that stay."""
     items: list[PruneItem] = []
     kept: list[_Found] = []
     ends = CACHE_FILE_SUFFIX, CACHE_FILE_SUFFIX + PREVIOUS_SUFFIX
     found = []
-    for base in sorted({name.removesuffix(PREVIOUS_SUFFIX) for name in files if name.endswith(ends)}):
-        there = [each for each in (files.get(base), files.get(base + PREVIOUS_SUFFIX)) if each is not None]
+    for base in sorted({name.removesuffix(PREVIOUS_SUFFIX) for name in named if name.endswith(ends)}):
+        there = [each for each in (named.get(base), named.get(base + PREVIOUS_SUFFIX)) if each is not None]
         found.append((base, there, inspect_cache_file(there[0].path)))
     headers = ((inspection.prefix_header, there[0].used_ns) for _, there, inspection in found)
     old_builds = _old_builds(headers, rules.here, rules.keep_builds)
@@ -230,7 +230,7 @@ def _plan_cache_files(files: dict[str, _Found], rules: _Rules) -> tuple[list[Pru
         reason, detail = rules.unwanted(header, there[0].used_ns)
         if reason is None and header is not None and ProfileIdentity.of(header) in old_builds:
             reason, detail = PruneReason.OLD_BUILD, f"not one of the last {rules.keep_builds}"
-        if reason is None and base not in files and not is_whole:
+        if reason is None and base not in named and not is_whole:
             reason, detail = PruneReason.ORPHAN, inspection.reason
         if reason is not None:
             items += [each.item(reason, detail) for each in there]
@@ -277,22 +277,17 @@ def _plan_values(directory: Path, gone: set[str], rules: _Rules) -> tuple[list[P
 def _plan_binaries(directory: Path, rules: _Rules) -> tuple[list[PruneItem], _Found | None, str]:
     """Unwanted generations of binaries, the store without them, and why it was not opened, or ""."""
     path = state_path(directory)
-    unwanted = []
     try:
         with BinaryStore.open(directory, create=False) as store:
             stat = store.statistics()
-            if not stat.generations:
-                return [], None, ""
-            for each in stat.generations:
-                reason, why = rules.unwanted(each.about.identity, each.used_s * 1_000_000_000)
-                if reason is not None:
-                    unwanted.append((each, reason, why))
-        with State.open(directory) as state, state.reading() as sql:
-            pages, page_size = (
-                int(sql.execute(f"PRAGMA {each}").fetchone()[0]) for each in ("freelist_count", "page_size")
-            )
     except ReadError as error:
         return [], None, str(error)
+    if not stat.generations:
+        return [], None, ""
+    judged = [
+        (each, *rules.unwanted(each.about.identity, each.used_s * 1_000_000_000)) for each in stat.generations
+    ]
+    unwanted = [(each, reason, why) for each, reason, why in judged if reason is not None]
     items = []
     for each, reason, why in unwanted:
         about = each.about
@@ -300,7 +295,7 @@ def _plan_binaries(directory: Path, rules: _Rules) -> tuple[list[PruneItem], _Fo
         detail = f"binaries of {name}, global key {about.global_key.hex()[:12]}: {why}"
         remove = partial(_change_binaries, directory, gone=(about,))
         items.append(PruneItem(path, each.payload_bytes, reason, detail, remove))
-    if (unused := pages * page_size) > max(_LEAST_UNUSED, stat.file_bytes // 10):
+    if (unused := stat.unused_bytes) > max(_LEAST_UNUSED, stat.file_bytes // 10):
         items.append(PruneItem(path, unused, PruneReason.UNUSED, "", partial(_change_binaries, directory)))
     newest = max(each.used_s for each in stat.generations) * 1_000_000_000
     left = max(0, stat.used_bytes - sum(each.payload_bytes for each, _, _ in unwanted))
@@ -333,9 +328,18 @@ def _plan_size(max_bytes: int, plans: list[_Found], kept: list[_Found]) -> list[
 
 def prune(plan: PrunePlan) -> PruneReport:
     """Remove what a plan names. Does not wait: a file that is being saved stays."""
-    outcomes = [(item, item.remove()) for item in plan.items]
+    outcomes = [(item, _problem(item.remove)) for item in plan.items]
     failed = tuple((item, problem) for item, problem in outcomes if problem)
     return PruneReport(tuple(item for item, problem in outcomes if not problem), failed)
+
+
+def _problem(remove: Callable[[], str]) -> str:
+    try:
+        return remove()
+    except FileNotFoundError:
+        return ""
+    except (OSError, SaveError, ReadError) as error:
+        return likely_cause(error)
 
 
 def _files(directory: Path) -> list[_Found]:
@@ -361,29 +365,21 @@ def _remove_file(path: Path, modified_ns: int) -> str:
     current = path.with_name(path.name.removesuffix(PREVIOUS_SUFFIX))
     in_quarantine = path.parent.name == QUARANTINE_DIRECTORY
     lock = nullcontext(True) if in_quarantine else writer_lock(current, wait_s=0)
-    try:
-        with lock as held:
-            if not held:
-                return "a process is saving it"
-            if files().stat(path).modified_ns != modified_ns:
-                return "it was replaced meanwhile"
-            files().unlink(path)
-            with suppress(OSError):
-                files().unlink(loading_path(path))
-    except FileNotFoundError:
-        return ""
-    except (OSError, SaveError, ReadError) as error:
-        return likely_cause(error)
+    with lock as held:
+        if not held:
+            return "a process is saving it"
+        if files().stat(path).modified_ns != modified_ns:
+            return "it was replaced meanwhile"
+        files().unlink(path)
+        with suppress(OSError):
+            files().unlink(loading_path(path))
     return ""
 
 
 def _remove_previous(previous: _Found) -> str:
     """Remove a previous generation, unless it may be needed since the plan was made."""
     path = previous.path.with_name(previous.path.name.removesuffix(PREVIOUS_SUFFIX))
-    try:
-        hashed = stored_data_hash(path)
-    except ReadError as error:
-        return error.reason
+    hashed = stored_data_hash(path)
     if hashed is None or deaths_of(path, hashed):
         return "the current generation is gone, or a process loads it or died of it"
     return _remove_file(previous.path, previous.used_ns)
@@ -393,26 +389,20 @@ def _change_binaries(
     directory: Path, gone: Collection[Generation] = (), most_bytes: int | None = None
 ) -> str:
     """Remove generations of binaries, or what is worth least; and return unused pages to the disk."""
-    try:
-        with BinaryStore.open(directory, create=False) as store:
-            if gone:
-                store.prune(gone)
-            if most_bytes is not None:
-                store.shrink(most_bytes)
-        BinaryStore.compact(directory)
-    except (SaveError, ReadError) as error:
-        return error.reason
+    with BinaryStore.open(directory, create=False) as store:
+        if gone:
+            store.prune(gone)
+        if most_bytes is not None:
+            store.shrink(most_bytes)
+    BinaryStore.compact(directory)
     return ""
 
 
 def _remove_value(directory: Path, table: str, value: tuple[str, str, int]) -> str:
     """Remove a value of this kind, name and time, unless it was replaced since."""
     query = f"DELETE FROM {table} WHERE kind = ? AND name = ? AND used_s = ?"  # noqa: S608
-    try:
-        with State.open_to_write(directory) as state:
-            with state.writing() as sql:
-                sql.execute(query, value)
-            state.shrink()
-    except SaveError as error:
-        return error.reason
+    with State.open_to_write(directory) as state:
+        with state.writing() as sql:
+            sql.execute(query, value)
+        state.shrink()
     return ""
