@@ -152,11 +152,7 @@ _STEPS_BY_WORDS: Final = (
         "there is no store",
         "`orchestrator compile SET --mode binaries` makes one; --cache-dir says where",
     ),
-    (
-        "store",
-        "state.sqlite: ",
-        "`orchestrator binaries verify` looks at all of it; --cache-dir says where it lies",
-    ),
+    ("store", "state.sqlite: ", "`orchestrator binaries verify` looks at all of it; --cache-dir says where"),
 )
 _OF_SYSTEM: Final = "/proc", "/dev"
 _TEMPORARY: Final = "orchestrator-calibrate-", "orchestrator-keys-", "orchestrator-spirv-"
