@@ -287,11 +287,8 @@ def prove_export(
 ) -> ProvenExport:
     """Prove an export whole, and its signature where a key is trusted.
 
-    Args:
-        path: What messages call it.
-        content: The export; None: what the file holds.
-        trust: Whose signature it must have.
-        unsigned: Take one that nobody signed, or whose signature cannot be checked for want of a key.
+    `path` is what messages call it; without `content`, the file is read. `unsigned` takes one that nobody
+    signed, or whose signature cannot be checked for want of a key.
 
     Raises:
         BinaryExportError: It is no export, damaged, signed by another key, or not signed at all.

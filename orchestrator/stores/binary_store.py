@@ -196,16 +196,14 @@ class BinaryStore:
     def open(cls, directory: Path, *, bound_bytes: int | None = None, create: bool = True) -> Self:
         """Open the store of a directory.
 
-        Args:
-            directory: The directory of cache files; created where it is missing.
-            bound_bytes: The new bound, at least 4 MiB; None for the remembered one, or else `DEFAULT_BOUND`.
-                A larger store loses what was used least recently.
-            create: Make a database where there is none, or in place of one that cannot be used.
+        `bound_bytes` is the new bound; None is for the remembered one, or else `DEFAULT_BOUND`. A larger
+        store loses what was used least recently. `create` makes a database where there is none, or in place
+        of one that cannot be used.
 
         Raises:
             ReadError: There is no usable database, and `create` is false.
             SaveError: Others may write it; the disk is full.
-            ValueError: The bound is too small.
+            ValueError: The bound is below `LEAST_BOUND`.
         """
         if bound_bytes is not None and bound_bytes < LEAST_BOUND:
             raise ValueError(f"a store of {bound_bytes} bytes: {LEAST_BOUND} is the least")
@@ -493,12 +491,10 @@ class StoreReader:
 
     def all(self) -> Iterator[tuple[int, StoredPipeline | None]]:
         """All pipelines by number; None where one is damaged. No binary is kept."""
-        numbers = _column(self._sql, "SELECT id FROM binary_pipeline WHERE generation = ?", (self._digest,))
-        for number in numbers:
-            for entry in self._entries("p.id = ?", [number]):
-                self._data.clear()
-                self._read_data(entry[-1])
-                yield number, self._pipeline(entry)[1]
+        for entry in self._entries("1", ()):
+            self._data.clear()
+            self._read_data(entry[-1])
+            yield entry[0], self._pipeline(entry)[1]
 
     def _entries(self, condition: str, values: Sequence[object]) -> Iterator[tuple[Any, ...]]:
         """Number, state, keys, proof, and the uses (key, payload, hash), of pipelines; nothing is proven."""

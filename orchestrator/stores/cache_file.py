@@ -414,13 +414,10 @@ def load_into_cache(
 ) -> tuple[PipelineCache, LoadResult]:
     """Create a cache on a device from a file, or an empty one where the file cannot be trusted.
 
-    Blocking; any number of threads and processes may load at the same time.
-
-    `relax_driver_version` is that of `read_cache_file`, the other flags are those of
-    `Device.create_pipeline_cache`; `name` is for messages.
-
-    Returns:
-        The cache, which the caller destroys, and the result of loading the file or its previous generation.
+    Blocking; any number of threads and processes may load at the same time. `relax_driver_version` is that of
+    `read_cache_file`, the other flags are those of `Device.create_pipeline_cache`; `name` is for messages.
+    Returns the cache, which the caller destroys, and the result of loading the file or its previous
+    generation.
 
     Raises:
         DriverError: The device could not even create an empty cache, or not tell the size of one. The file is
@@ -630,16 +627,10 @@ def save_merged(
     """Save a cache merged with the file, to which other processes may have saved.
 
     A file that could not be read may be good, and stays; one that is not trusted, too large, or of another
-    format version goes to the quarantine. Blocking, for as long as the driver takes to merge; one thread. An
-    externally synchronized cache must not be in use.
+    format version goes to the quarantine. Blocking, for as long as the driver takes to merge; one thread.
 
-    Args:
-        device: The device of the cache and of the file.
-        path: The file, as from `cache_path`.
-        ours: The cache to save, which stays the caller's and is not changed, or its data.
-        relax_driver_version: As in `read_cache_file`.
-        includes: Hashes of data that our cache began with or was given before: it is not merged again.
-        lock_wait_s: How long to wait for another writer.
+    `ours` is the cache, which is not changed and must not be in use, or its data; `includes` are hashes of
+    data that it began with or was given before, which is not merged again.
 
     Raises:
         SaveError: It could not be written. The old file is unchanged, unless `SaveError.replaced`.

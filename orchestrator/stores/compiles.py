@@ -11,7 +11,7 @@ from typing import Final, Self
 import msgspec
 
 from orchestrator.stores.files.atomic_file import ReadError, content_hash128
-from orchestrator.stores.state import Kind, State
+from orchestrator.stores.state import Kind
 
 
 class RememberedCompile(msgspec.Struct, frozen=True):
@@ -51,7 +51,6 @@ def remember_compile(directory: Path, done: RememberedCompile) -> None:
 def remembered_compiles(directory: Path) -> list[RememberedCompile]:
     """All compiles that a directory remembers, by their paths. Never raises; damaged ones are left out."""
     found: list[RememberedCompile] = []
-    with suppress(ReadError), State.open(directory) as state, state.reading() as sql:
-        rows = [COMPILES.stored(sql, name)[0] for name in COMPILES.names(sql)]
-        found = [each for each in rows if each is not None]
+    with suppress(ReadError):
+        found = [done for _, done, _ in COMPILES.read_all(directory) if done is not None]
     return sorted(found, key=lambda each: (each.paths, each.selector, each.options))

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.files.atomic_file import MissingFileError, SaveError
+from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.profile_file import Moment, Profile, ProfileIdentity, load_of_kind
-from orchestrator.stores.state import Kind, State, state_path
+from orchestrator.stores.state import Kind, state_path
 
 MOST_CULPRITS: Final = 8_000
 """More pipelines than crash any known driver; the newest are kept."""
@@ -84,12 +84,7 @@ def quarantines(directory: Path) -> list[tuple[Path, Quarantine | None, str]]:
     Raises:
         ReadError: The database cannot be used.
     """
-    try:
-        with State.open(directory) as state, state.reading() as sql:
-            names = QUARANTINE.names(sql)
-            return [(directory / name, *QUARANTINE.stored(sql, name)) for name in names]
-    except MissingFileError:
-        return []
+    return [(directory / name, held, problem) for name, held, problem in QUARANTINE.read_all(directory)]
 
 
 def remove_culprits(cache_file: Path, keys: Iterable[str] | None = None) -> int:

@@ -237,12 +237,7 @@ class SignedDocument(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def decode(cls, path: Path, content: bytes, trust: PublicKey | None) -> Self:
-        """The document in a file.
-
-        Args:
-            path: What messages call it.
-            content: What the file holds.
-            trust: Whose signature it must have; None proves nothing.
+        """The document in a file with this content and path, signed by `trust`; None proves nothing.
 
         Raises:
             PackError: It is damaged, of something else or of another format, or not signed by that key.
@@ -405,11 +400,7 @@ class Pack:
 
     @classmethod
     def open(cls, directory: Path, trust: PublicKey | None = None) -> Pack:
-        """Read a pack's manifest.
-
-        Args:
-            directory: The pack.
-            trust: Whose signature it must have; None takes any pack and proves nothing.
+        """Read a pack's manifest, which `trust` must have signed; None takes any pack and proves nothing.
 
         Raises:
             PackError: There is no manifest, it is damaged, of another format, or names files that a pack may

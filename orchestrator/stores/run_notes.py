@@ -120,10 +120,9 @@ def best_known_durations(directory: Path, keys: Keys) -> tuple[str, Durations]:
     "" and none where there are none, or the database cannot be read. Never raises.
     """
     best = "", Durations()
-    with suppress(ReadError), State.open(directory) as state, state.reading() as sql:
-        most = 0
-        for name in DURATIONS.names(sql):
-            known, _ = DURATIONS.stored(sql, name)
+    most = 0
+    with suppress(ReadError):
+        for name, known, _ in DURATIONS.read_all(directory):
             if known is not None and (found := int(np.count_nonzero(known.of(keys)))) > most:
                 most, best = found, (name, known)
     return best
@@ -164,14 +163,8 @@ read_contents = partial(_read, CONTENTS)
 def add_contents(cache_file: Path, keys: Keys, data_hash: bytes, before: Collection[bytes] = ()) -> str:
     """Note that a cache file holds some pipelines, in addition to earlier ones.
 
-    Args:
-        cache_file: The cache file.
-        keys: The pipelines.
-        data_hash: Its `dataHash` now.
-        before: Its earlier hashes, whose content it still holds. Notes for any other hash are dropped.
-
-    Returns:
-        Why earlier notes were lost, or "".
+    `data_hash` is its `dataHash` now, `before` are earlier ones whose content it still holds. What was noted
+    for any other is dropped. Returns why earlier notes were lost, or "".
 
     Raises:
         SaveError: As `Kind.update`.
@@ -204,10 +197,8 @@ def read_feature_groups(cache_file: Path) -> tuple[tuple[CompiledGroup, ...], st
 def add_feature_groups(cache_file: Path, groups: Iterable[CompiledGroup], *, anew: bool = False) -> str:
     """Add the groups that a cache file was made for; a newer group replaces one with the same request.
 
-    `anew` drops earlier groups, because the cache file was begun again.
-
-    Returns:
-        Why an existing record was lost, or "".
+    `anew` drops earlier groups, because the cache file was begun again. Returns why an existing record was
+    lost, or "".
 
     Raises:
         SaveError: As `Kind.update`.
@@ -289,12 +280,9 @@ IDENTIFIERS: Final = Kind("shader-module identifiers", KnownIdentifiers, cap=_VA
 
 
 def identifiers_place(directory: Path, algorithm: bytes, revision: str) -> Path:
-    """What names the identifiers of one algorithm in a directory of cache files.
+    """What names the identifiers of one algorithm, shaderModuleIdentifierAlgorithmUUID, in a directory.
 
-    Args:
-        directory: The directory.
-        algorithm: shaderModuleIdentifierAlgorithmUUID, 16 bytes.
-        revision: What the keys mean (`SpirvProvider.revision`); each revision has identifiers of its own.
+    The revision says what the keys mean (`SpirvProvider.revision`); each has identifiers of its own.
     """
     hashed = content_hash128(revision.encode())[:8].hex()
     return directory / f"shader-modules-{algorithm.hex()}-{hashed}"

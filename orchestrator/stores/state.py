@@ -304,6 +304,18 @@ class Kind(Generic[T]):
         except ReadError as error:
             return None, str(error)
 
+    def read_all(self, directory: Path) -> list[tuple[str, T | None, str]]:
+        """Every value of a directory, by name: its name, the value or None, and why it was not used, or "".
+
+        Raises:
+            ReadError: The database cannot be used.
+        """
+        try:
+            with State.open(directory) as state, state.reading() as sql:
+                return [(name, *self.stored(sql, name)) for name in self.names(sql)]
+        except MissingFileError:
+            return []
+
     def update(self, cache_file: Path, make: Callable[[T | None], T]) -> tuple[T, str]:
         """Replace the value of a cache file; returns it, and why an old one was lost, or "". Thread-safe.
 

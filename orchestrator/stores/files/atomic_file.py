@@ -486,11 +486,8 @@ def read_capped_parts(
 ) -> tuple[bytes, bytes]:
     """Read a whole file, its head and the rest separately, so that nobody has to copy the rest. Thread-safe.
 
-    Args:
-        path: A regular file, no symbolic link.
-        head_size: Bytes of the head; it is shorter only if the file is.
-        cap: Bytes at most, of head and rest together.
-        trusted: Refuse what other users own or may write.
+    The head has `head_size` bytes, or all of a shorter file. Head and rest have at most `cap` bytes. With
+    `trusted`, what other users own or may write is refused. Symbolic links are not followed.
 
     Raises:
         MissingFileError: There is no such file.

@@ -48,12 +48,8 @@ def writer_lock(
 ) -> Iterator[bool]:
     """Be the only writer of a file during a block; yields whether the lock was taken in time.
 
-    Thread-safe; not reentrant. The directory must exist. A wait of 0 s tries once.
-
-    Args:
-        path: The file.
-        wait_s: How long to wait for another writer, s.
-        only_if_there: Create no lock file; without one nobody writes, and the block has the lock.
+    Thread-safe; not reentrant. The directory must exist. A wait of 0 s tries once. `only_if_there` creates no
+    lock file: without one nobody writes, and the block has the lock.
 
     Raises:
         SaveError: The lock file could not be opened or locked.
