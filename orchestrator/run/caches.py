@@ -50,7 +50,7 @@ from orchestrator.schedule.jobs import Int32s
 BOOKKEEPING_BYTES: Final = 1024
 """By so much a cache may grow in which nothing is new."""
 _PADDING_BYTES: Final = 64  # by which equal content differs from cache to cache
-_REMIND_S: Final = 1.0
+_REMIND_S: Final = 0.25
 
 
 class CacheMerge(msgspec.Struct, frozen=True):
@@ -69,7 +69,8 @@ class CacheMerge(msgspec.Struct, frozen=True):
 MergedHook = Callable[[PipelineSource, CacheMerge], None]
 """Called after a rolling merge with the primary, in a thread of the merger. It may read it, and block.
 
-Where no other merge follows it is called again every second, with the last one and no pipelines.
+Where no other merge follows it is called some times a second, with the last one and no pipelines; in mode
+SHARED with what workers compiled since the last call.
 
 It must not merge or destroy it. What it raises ends the run.
 """
@@ -168,16 +169,26 @@ class Creator:
     keep: bool
     source: PipelineSource
     looks_up: bool = field(default=False, kw_only=True)  # create only what the source holds
+    compiled: int = field(default=0, init=False)  # pipelines that it compiled into the source
 
     def create(self, indices: Int32s) -> CreationBatch:
         """Create a batch, see `Device.create_pipelines`."""
-        return self.device.create_pipelines(
+        batch = self.device.create_pipelines(
             self.prepared,
             indices,
             source=self.source,
             keep=self.keep,
             fail_on_compile_required=self.looks_up,
         )
+        if not batch.all_hits:
+            compiled = batch.results == SUCCESS
+            if self.device.features.creation_feedback:
+                # Without feedback where the driver gives some, a pipeline linked libraries and compiled
+                # nothing.
+                flags = batch.feedback_flags & np.uint32(FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT)
+                compiled &= flags == FEEDBACK_VALID
+            self.compiled += int(np.count_nonzero(compiled))
+        return batch
 
     def missed(self, indices: Int32s, batch: CreationBatch) -> npt.NDArray[np.bool_] | None:
         """Which of a batch were not found without their code, shape (k,); None for none."""
@@ -205,13 +216,12 @@ class RotatingCreator(Creator):
     longest_pause_ns: int = 0
     _since_ns: int = field(factory=time.perf_counter_ns)
     _batches: int = 0
-    _compiled: int = 0
 
     def create(self, indices: Int32s) -> CreationBatch:
         """Create a batch."""
         # An empty primary is not worth a call: in a cold run it is empty until the first merge.
         if self.found is None or not self.caches.primary_is_filled:
-            return self._compile(indices)
+            return super().create(indices)
         began_ns = time.perf_counter_ns()
         with self.caches.guard.look_up():
             self._paused(began_ns)
@@ -220,40 +230,28 @@ class RotatingCreator(Creator):
         if missing.size:
             # The call is made again pipeline by pipeline, or the run ends: nobody will learn of these.
             with destroyed_on_failure(self.device, batch):
-                made = self._compile(indices[missing])
+                made = super().create(indices[missing])
             looked_up_ns = batch.durations_ns[missing]
             batch.put(missing, made)
             batch.durations_ns[missing] += looked_up_ns
         return batch
 
-    def _compile(self, indices: Int32s) -> CreationBatch:
-        batch = super().create(indices)
-        if batch.all_hits:
-            return batch
-        compiled = batch.results == SUCCESS
-        if self.device.features.creation_feedback:
-            # Without feedback where the driver gives some, a pipeline linked libraries and compiled nothing.
-            flags = batch.feedback_flags & np.uint32(FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT)
-            compiled &= flags == FEEDBACK_VALID
-        self._compiled += int(np.count_nonzero(compiled))
-        return batch
-
     def between_batches(self) -> None:
         """Rotate the source, if that is due. One without anything new stays: a warm run merges nothing."""
         self._batches += 1
-        if not (self._compiled and self.caches.policy.rolling):
+        if not (self.compiled and self.caches.policy.rolling):
             return
         began_ns = time.perf_counter_ns()
         if self._is_due(began_ns):
-            fresh = self.caches.exchange(self.source, self._compiled)
+            fresh = self.caches.exchange(self.source, self.compiled)
             if fresh is not self.source:
                 self.source, self._since_ns = fresh, time.perf_counter_ns()
-                self._batches = self._compiled = 0
+                self._batches = self.compiled = 0
         self._paused(began_ns)
 
     def due_in_s(self) -> float:
         """Seconds until the source has the age at which it is rotated."""
-        if not self._compiled or self.caches.refused:
+        if not self.compiled or self.caches.refused:
             return math.inf
         now_ns = time.perf_counter_ns()
         return max(0.0, (self._since_ns + self.caches.rotation_age_ns(now_ns) - now_ns) / 1e9)
@@ -317,7 +315,7 @@ class RunCaches:
     other methods for the run while there are no workers.
 
     Attributes:
-        rotates: Whether `serve` has anything to merge.
+        serves: Whether `serve` has anything to do.
     """
 
     device: Device
@@ -349,6 +347,7 @@ class RunCaches:
     _merge: CacheMerge | None = field(default=None, init=False)  # at the barrier
     _began_ns: int = field(factory=time.perf_counter_ns, init=False)
     _made: int = field(default=0, init=False)
+    _told: int = field(default=0, init=False)  # pipelines that the hook knows of in mode SHARED
     _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
     # Sources whose pipelines the primary lacks; what was compiled again for that, and of it not kept.
     unmerged: int = field(default=0, init=False)
@@ -359,6 +358,11 @@ class RunCaches:
     def rotates(self) -> bool:
         """Whether workers rotate their sources."""
         return self.policy.rolling and self.mode not in NO_WORKER_CACHES
+
+    @property
+    def serves(self) -> bool:
+        """Whether `serve` has anything to do while workers run."""
+        return self.rotates or (self.mode is CacheMode.SHARED and self.on_merged is not None)
 
     @property
     def _looks_up(self) -> bool:
@@ -494,7 +498,7 @@ class RunCaches:
         return fresh
 
     async def serve(self) -> None:
-        """Merge until cancelled, between two merges.
+        """Merge, and call the hook, until cancelled between two merges.
 
         Raises:
             ExternalSynchronizationError: The caller merges into the primary, or uses it in a way that
@@ -506,15 +510,21 @@ class RunCaches:
             while not self._rotated:
                 with trio.move_on_after(_REMIND_S) as waited:
                     await self._lot.park()
-                if waited.cancelled_caught and self._merges:
+                if waited.cancelled_caught:
                     # What the hook left for later may be due, and the next merge may be minutes away.
-                    again = msgspec.structs.replace(self._merges[-1], pipelines=0)
-                    await trio.to_thread.run_sync(self._call_hook, again, limiter=limiter)
+                    await trio.to_thread.run_sync(self._remind, limiter=limiter)
             await trio.to_thread.run_sync(self._merge_and_call_hook, limiter=limiter)
 
     def _merge_and_call_hook(self) -> None:
         self._merge_rotated()
         self._call_hook(self._merges[-1])
+
+    def _remind(self) -> None:
+        if self._merges:
+            self._call_hook(msgspec.structs.replace(self._merges[-1], pipelines=0))
+        elif self.mode is CacheMode.SHARED:
+            before, self._told = self._told, sum(each.compiled for each in self.creators)
+            self._call_hook(CacheMerge((), 0, 0, self._told - before))
 
     def _call_hook(self, merge: CacheMerge) -> None:
         if self.on_merged is not None and self.primary is not None:

@@ -280,8 +280,7 @@ class CompileJob:
             self.on_stage(
                 "compiling" if problem is None else f"compiling, but nothing can be saved: {problem}"
             )
-            async with run.cache.keeping(self.steering.stop):
-                await self._run_pipelines(run, beside)
+            await self._run_pipelines(run, beside)
         finally:
             # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
             await self._close_group(opening, run)
@@ -388,7 +387,7 @@ class CompileJob:
             primary=run.statistics or cache.primary,
             scheduler=schedule.scheduler(),
             stop=self.steering,
-            on_merged=cache.on_merged(merge),
+            on_merged=cache.on_merged,
             on_progress=progress,
         )
         self._begun.set()
@@ -421,7 +420,6 @@ class CompileJob:
                 self.steering.on_saved(path, size)
 
     def _progress(self, cache: GroupCache, count: int, cancelled_before: int, progress: Progress) -> None:
-        cache.progress(progress.compiled)
         self._tell_saved(cache)
         self._cancelled = cancelled_before + count - progress.total
         self.on_progress(self.groups.tally.during(progress, len(self._beside), self._cancelled))

@@ -1,7 +1,7 @@
 """What one compile keeps between runs: its cache file, recorded costs, the topology of a calibration.
 
 `CompileCache` decides what was left open. A `GroupCache` is a group's primary, from load to save, and
-`CacheKeeper` saves it: while workers run where they share it, between two rolling merges, and at the end. A
+`CacheKeeper` saves it: while workers run, where they share it or merge on the way, and at the end. A
 file that cannot be read or written, a driver without caches, a save that fails: each is a note in the report,
 never an error, and the next save tries again. What the caller chose stays.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -35,8 +34,7 @@ from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import DriverError, shell_text
 from orchestrator.run.binaries import VULKAN_1_1, HeldPipelines, binary_device
 from orchestrator.run.caches import BOOKKEEPING_BYTES, CacheMerge, MergedHook
-from orchestrator.run.first_error import first_error
-from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, available_workers, sooner_ns
+from orchestrator.run.options import CompileOptions, SavePolicy, available_workers, sooner_ns
 from orchestrator.run.records import (
     CREATED_CODES,
     CacheFileRecord,
@@ -82,8 +80,8 @@ class SaveDecider:
     """Decides when one cache is saved, so that crashes and saves both cost little. Not thread-safe.
 
     A save is due when creation has been quiet, when much is new, or when new pipelines have waited for long.
-    None is due while another is under way, while nothing is new, or for an empty cache. After a failed save
-    its pipelines count as new again, and the next save waits for a pause.
+    None is due while nothing is new, or for an empty cache, and in a pause after each one. After a failed
+    save its pipelines are new still.
 
     Pure: no clock, no I/O, no thread. The caller gives times, ns on one clock that does not go back.
     """
@@ -92,14 +90,11 @@ class SaveDecider:
     # Pipelines that were created since the last successful save began.
     new_pipelines: int = field(default=0, init=False)
     cache_bytes: int | None = field(default=None, init=False)  # Last known size of the cache, or None.
-    saving: bool = field(default=False, init=False)  # Whether a save is under way.
     _saved_bytes: int = field(default=CACHE_HEADER_SIZE, init=False)
     _began_ns: int | None = field(default=None, init=False)  # when the first pipeline of all was created
     _first_ns: int | None = field(default=None, init=False)  # when the first new one was
     _last_ns: int = field(default=0, init=False)
     _paused_until_ns: int | None = field(default=None, init=False)
-    # Of the save that is under way: its pipelines, when the first was created, and the size of the cache.
-    _in_save: tuple[int, int | None, int | None] = field(default=(0, None, None), init=False)
 
     def loaded(self, cache_bytes: int) -> None:
         """The cache began with so many bytes from a file, which are not new."""
@@ -120,15 +115,10 @@ class SaveDecider:
         """Whether a save would add something."""
         return self.new_pipelines > 0 and (self.cache_bytes is None or not is_empty_cache(self.cache_bytes))
 
-    @property
-    def is_free(self) -> bool:
-        """Whether a save that waits for nothing may begin: something is new, and none is under way."""
-        return self.is_new and not self.saving
-
     def due(self, now_ns: int) -> SaveReason | None:
         """Why a save is due now, or None."""
         is_paused = self._paused_until_ns is not None and now_ns < self._paused_until_ns
-        if not self.is_free or is_paused or self._first_ns is None:
+        if not self.is_new or is_paused or self._first_ns is None:
             return None
         if self._has_grown:
             return SaveReason.GROWTH
@@ -138,22 +128,12 @@ class SaveDecider:
             return SaveReason.OVERDUE
         return None
 
-    def started(self) -> None:
-        """A save begins now; it will not hold pipelines that are created after this."""
-        self.saving = True
-        self._in_save = self.new_pipelines, self._first_ns, self.cache_bytes
-        self.new_pipelines, self._first_ns = 0, None
-
-    def ended(self, now_ns: int, *, worked: bool) -> None:
-        """The save ended. If it failed, or was skipped for another writer, what it held is new again."""
-        self.saving = False
+    def saved(self, now_ns: int, *, worked: bool) -> None:
+        """A save has ended; it failed, or was skipped for another writer, if it did not work."""
         self._paused_until_ns = now_ns + self._sooner_ns(self.policy.pause_ns, now_ns)
-        pipelines, first_ns, size = self._in_save
         if worked:
-            self._saved_bytes = self._saved_bytes if size is None else size
-        else:
-            self.new_pipelines += pipelines
-            self._first_ns = self._first_ns if first_ns is None else first_ns
+            self.new_pipelines, self._first_ns = 0, None
+            self._saved_bytes = self._saved_bytes if self.cache_bytes is None else self.cache_bytes
 
     def _sooner_ns(self, limit_ns: int, now_ns: int) -> int:
         age_ns = 0 if self._began_ns is None else now_ns - self._began_ns
@@ -169,8 +149,7 @@ class SaveDecider:
 class CacheKeeper:
     """Saves the primary of one run to its cache file, one save at a time.
 
-    A run uses either `progress` or `merged`. `progress` and `beside` belong to the trio thread, `merged` to
-    one thread at a time while workers run, `finish` to whoever has the primary alone.
+    `merged` belongs to one thread at a time while workers run, `finish` to whoever has the primary alone.
     """
 
     device: Device
@@ -182,6 +161,9 @@ class CacheKeeper:
     own_hashes: set[bytes] = field(factory=set)
     # Hash of the data in the file of which nothing is to be kept, once all was compiled; empty: all is.
     replaces: bytes = b""
+    # When it is set, what is new is saved soon: the calls in flight may take longer than the patience of
+    # whoever asked this process to end.
+    stop: trio.Event | None = None
     saves: list[CacheSave] = field(factory=list, init=False)  # What was saved or tried, in order.
     # Hash of the data that the file has with all that is in the primary; empty where it has not.
     content: bytes = field(default=b"", init=False)
@@ -189,8 +171,6 @@ class CacheKeeper:
     _included: set[bytes] = field(factory=set, init=False)  # of data that the primary holds, too
     _decider: SaveDecider = field(init=False)
     _compiled: int = field(default=0, init=False)  # pipelines that the decider knows of
-    _due: SaveReason | None = field(default=None, init=False)
-    _changed: trio.Event = field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._decider = SaveDecider(self.policy)
@@ -203,59 +183,8 @@ class CacheKeeper:
         self.loaded = evolve(self.loaded, data=b"")  # the primary has it
         self.own_hashes.update(filter(None, [self.replaces]))
 
-    # --- on the way, mode shared
-
-    def progress(self, compiled: int) -> None:
-        """So many pipelines were compiled since the run began. Never blocks."""
-        now = time.monotonic_ns()
-        self._created(now, compiled)
-        self._ask(self._decider.due(now))
-
-    @asynccontextmanager
-    async def beside(self, primary: PipelineSource, stop: trio.Event | None = None) -> AsyncIterator[None]:
-        """While a block runs, save when that is due; a save that has begun is waited for.
-
-        What the block raises comes out as itself.
-
-        Args:
-            primary: The cache that all workers use; internally synchronized.
-            stop: When set, what is new is saved at once: the calls in flight may take longer than the
-                patience of whoever asked this process to end.
-        """
-        stopped = trio.Event() if stop is None else stop
-        with first_error():
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._serve, primary, stopped)
-                nursery.start_soon(self._watch, stopped)
-                yield
-                nursery.cancel_scope.cancel()
-
-    async def _serve(self, primary: PipelineSource, stop: trio.Event) -> None:
-        while True:
-            await self._changed.wait()
-            self._changed = trio.Event()
-            due, self._due = self._due, None
-            if due is None:
-                continue
-            was_stopped = stop.is_set()
-            with self._saving():  # in this thread, in which `progress` asks what is due
-                await trio.to_thread.run_sync(self._save, primary, due, LOCK_WAIT_S)
-            if stop.is_set() and not was_stopped:  # `_watch` asked in vain; this save lacks what came since
-                self._ask(SaveReason.SIGNAL if self._decider.is_free else None)
-
-    async def _watch(self, stop: trio.Event) -> None:
-        await stop.wait()
-        self._ask(SaveReason.SIGNAL if self._decider.is_free else None)
-
-    def _ask(self, reason: SaveReason | None) -> None:
-        if reason is not None:
-            self._due = reason
-            self._changed.set()
-
-    # --- on the way, rolling merge
-
     def merged(self, primary: PipelineSource, merge: CacheMerge) -> None:
-        """A rolling merge has ended; save if that is due. Blocking. As `MergedHook`."""
+        """The primary may have more than before; save if that is due. Blocking. As `MergedHook`."""
         now = time.monotonic_ns()
         # Asked before the news too: quiet since the merge before counts, though this one ended it.
         due = self._decider.due(now)
@@ -263,11 +192,10 @@ class CacheKeeper:
         # A size of 0 is one that the driver refused to tell.
         self._decider.created(now, merge.pipelines, merge.primary_bytes or None)
         due = due or self._decider.due(now)
+        if due is None and self.stop is not None and self.stop.is_set() and self._decider.is_new:
+            due = SaveReason.SIGNAL
         if due is not None:
-            with self._saving():
-                self._save(primary, due, LOCK_WAIT_S)
-
-    # --- at the end
+            self._save(primary, due, LOCK_WAIT_S)
 
     def replace(self) -> None:
         """All was compiled: keep nothing of the data that is to be replaced, however often it was saved."""
@@ -284,14 +212,14 @@ class CacheKeeper:
         that of the primary, bytes, if known.
         """
         now = time.monotonic_ns()
-        self._decider.created(now, 0, size)
-        self._created(now, self._compiled + 1 if compiled is None else compiled)
+        new = 1 if compiled is None else max(0, compiled - self._compiled)
+        self._compiled += new
+        self._decider.created(now, new, size)
         if self.loaded.instead_of is not None and not any(each.saved_bytes for each in self.saves):
             # One generation is left, and a run that loads it again and again would never make a second one.
             self._decider.created(now, 1)
-        if self._decider.is_free:
-            with self._saving():
-                self._save(primary, reason, LAST_LOCK_WAIT_S)
+        if self._decider.is_new:
+            self._save(primary, reason, LAST_LOCK_WAIT_S)
 
     def summarize(self, before: CacheFileRecord) -> CacheFileRecord:
         """The job's summary so far (the load, and runs before) with this run's saves; after `finish`."""
@@ -328,25 +256,10 @@ class CacheKeeper:
         ]
         return notes + [f"saving the cache file: {each.note}" for each in self.saves if each.note]
 
-    def _created(self, now: int, compiled: int) -> None:
-        if compiled > self._compiled:
-            self._decider.created(now, compiled - self._compiled)
-            self._compiled = compiled
-
-    @contextmanager
-    def _saving(self) -> Iterator[None]:
-        """Let the decider know of the save in the block."""
-        self._decider.started()
-        before = len(self.saves)
-        try:
-            yield
-        finally:
-            last = self.saves[-1] if len(self.saves) > before else CacheSave(SaveReason.EXIT, error="raised")
-            worked = last.saved_bytes > 0 or not last.error
-            self._decider.ended(time.monotonic_ns(), worked=worked)
-
     def _save(self, primary: PipelineSource, reason: SaveReason, lock_wait_s: float) -> None:
-        self.saves.append(self._try(primary, reason, lock_wait_s))
+        save = self._try(primary, reason, lock_wait_s)
+        self.saves.append(save)
+        self._decider.saved(time.monotonic_ns(), worked=save.saved_bytes > 0 or not save.error)
 
     def _try(self, primary: PipelineSource, reason: SaveReason, lock_wait_s: float) -> CacheSave:
         self.content = b""
@@ -542,21 +455,10 @@ class GroupCache:
     problem: SaveError | None = None  # Why nothing can be saved.
     _reported: int = field(default=0, init=False)
 
-    def keeping(self, stop: trio.Event | None) -> AbstractAsyncContextManager[None]:
-        """Saves while workers run, where they all fill the primary; else there is nothing in it yet."""
-        if self.keeper is None or self.primary is None or self.mode is not CacheMode.SHARED:
-            return nullcontext()
-        return self.keeper.beside(self.primary, stop)
-
-    def on_merged(self, policy: MergePolicy | None) -> MergedHook | None:
-        """What a rolling merge calls, so that the file is saved on the way."""
-        rolls = self.mode is CacheMode.TWO_LEVEL if policy is None else policy.rolling
-        return self.keeper.merged if rolls and self.keeper is not None else None
-
-    def progress(self, compiled: int) -> None:
-        """So many pipelines were compiled in the current run. Never blocks."""
-        if self.keeper is not None and self.mode is CacheMode.SHARED:
-            self.keeper.progress(compiled)
+    @property
+    def on_merged(self) -> MergedHook | None:
+        """What a run calls while workers fill the primary, so that the file is saved on the way."""
+        return None if self.keeper is None else self.keeper.merged
 
     def saved(self) -> list[tuple[Path, int]]:
         """Path and size of each cache file that was saved since the last call."""
@@ -770,9 +672,7 @@ class CompileCache:
         self._note_load(path, loaded)
         own, keeper = self._own_hashes.setdefault(path, set()), None
         if not options.expect_hits:
-            keeper = CacheKeeper(
-                device, path, loaded, options.save_policy, relax, own_hashes=own, replaces=replaces
-            )
+            keeper = CacheKeeper(device, path, loaded, options.save_policy, relax, own, replaces, self.stop)
         return GroupCache(
             primary,
             self.decision.mode,

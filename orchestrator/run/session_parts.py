@@ -195,23 +195,15 @@ class SessionParts:
             cache = ready.cache
             await trio.to_thread.run_sync(partial(self._groups.schedule, ready, streaming=True))
             merge = None if cache.mode in NO_WORKER_CACHES else self._asked.options.merge
-            async with (
-                cache.keeping(None),
-                open_session(
-                    opened.device,
-                    ready.prepared,
-                    RunOptions(
-                        workers=self._groups.cache.decision.workers,
-                        mode=cache.mode,
-                        merge=merge,
-                        keep=self._asked.keep,
-                    ),
-                    primary=cache.primary,
-                    scheduler=ready.schedule.scheduler(),  # of hits many fit into a frame
-                    on_merged=cache.on_merged(merge),
-                    on_progress=lambda progress: cache.progress(progress.compiled),
-                ) as session,
-            ):
+            workers, keep = self._groups.cache.decision.workers, self._asked.keep
+            async with open_session(
+                opened.device,
+                ready.prepared,
+                RunOptions(workers=workers, mode=cache.mode, merge=merge, keep=keep),
+                primary=cache.primary,
+                scheduler=ready.schedule.scheduler(),  # of hits many fit into a frame
+                on_merged=cache.on_merged,
+            ) as session:
                 session.limit_time(0)  # until it has its turn
                 keys = ready.prepared.image.keys.tolist()
                 rows = dict(zip(keys, range(len(keys)), strict=True))

@@ -319,7 +319,7 @@ class Run:
                 async with trio.open_nursery() as merger:
                     if self.supply is not None:
                         merger.start_soon(self.supply.serve)
-                    if self._caches.rotates:
+                    if self._caches.serves:
                         merger.start_soon(self._caches.serve)
                     async with trio.open_nursery() as nursery:
                         for worker in self._workers:

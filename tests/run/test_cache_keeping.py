@@ -111,13 +111,8 @@ async def test_stopping_saves_a_shared_cache_before_the_calls_in_flight_are_back
     archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = compute_keys()
-    stop, told, saved = trio.Event(), trio.Event(), threading.Event()
-    progress, save = CacheKeeper.progress, CacheKeeper._save
-
-    def watch_progress(self: CacheKeeper, compiled: int) -> None:
-        progress(self, compiled)
-        if compiled:
-            told.set()
+    stop, saved = trio.Event(), threading.Event()
+    save = CacheKeeper._save
 
     def watch_save(self: CacheKeeper, *arguments: Any) -> None:
         save(self, *arguments)
@@ -127,22 +122,12 @@ async def test_stopping_saves_a_shared_cache_before_the_calls_in_flight_are_back
         # One worker's call is in flight until a save has taken place.
         if key == keys[0]:
             assert saved.wait(60)
+        else:
+            trio.from_thread.run_sync(stop.set)
 
-    monkeypatch.setattr(CacheKeeper, "progress", watch_progress)
     monkeypatch.setattr(CacheKeeper, "_save", watch_save)
-    reports = []
-
-    async def interrupt() -> None:
-        await told.wait()
-        stop.set()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(interrupt)
-        opener = Opener(options={"on_compile": hold})
-        reports.append(
-            await compiled(archive, folder, opener, mode=CacheMode.SHARED, save_policy=NEVER, stop=stop)
-        )
-    (report,) = reports
+    opener = Opener(options={"on_compile": hold})
+    report = await compiled(archive, folder, opener, mode=CacheMode.SHARED, save_policy=NEVER, stop=stop)
     assert report.cache_file.saves[0].reason is SaveReason.SIGNAL
     assert report.cache_file.saves[0].saved_bytes
     assert hits(await compiled(archive, folder, Opener())) == len(opener.device.compile_counts)

@@ -53,13 +53,11 @@ def test_creation_that_is_never_quiet_is_saved_all_the_same() -> None:
 def test_what_a_save_leaves_out_is_new_and_due_after_a_pause(
     worked: bool, new: int, reason: SaveReason
 ) -> None:
-    """What was created while it went on, and where it failed, what it was to save."""
+    """What was created after it, and where it failed, what it was to save."""
     one = decider()
     one.created(0, 50)
-    one.started()
-    one.created(1, 3)
-    assert one.due(1000) is None
-    one.ended(5, worked=worked)
+    one.saved(5, worked=worked)
+    one.created(6, 3)
     assert one.new_pipelines == new
     assert one.due(24) is None
     assert one.due(25) is reason
@@ -71,13 +69,11 @@ def test_a_young_cache_is_saved_sooner() -> None:
     one.created(1000 * ms, 1)
     assert one.due(1049 * ms) is None
     assert one.due(1050 * ms) is SaveReason.OVERDUE
-    one.started()
-    one.created(1060 * ms, 1)
-    one.ended(1400 * ms, worked=True)
-    assert one.due(1499 * ms) is None  # a quarter of 400 ms
-    assert one.due(1500 * ms) is SaveReason.OVERDUE
-    one.started()
-    one.ended(9000 * ms, worked=True)
+    one.saved(1400 * ms, worked=True)
+    one.created(1400 * ms, 1)
+    assert one.due(1533 * ms) is None  # a quarter of the time since the first one
+    assert one.due(1534 * ms) is SaveReason.OVERDUE
+    one.saved(9000 * ms, worked=True)
     one.created(9000 * ms, 1)
     assert one.due(9999 * ms) is None
     assert one.due(10_000 * ms) is SaveReason.OVERDUE
@@ -91,7 +87,7 @@ def test_a_policy_that_never_waits_is_refused() -> None:
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.integers(0, 60), st.none() | st.integers(0, 5000)),  # created
-        st.sampled_from(["ask", "end of the run", "saved", "failed"]),
+        st.sampled_from(["saved", "failed"]),
     ),
     max_size=40,
 )
@@ -102,28 +98,17 @@ EVENTS = st.lists(
 def test_any_sequence_of_events(events: list[tuple[int, list[tuple[int, int | None] | str]]]) -> None:
     """Against a model that knows which pipelines are safe: never due without need, and none is forgotten."""
     one = decider()
-    created, safe, in_save, now = 0, 0, 0, 0
+    created, safe, now = 0, 0, 0
     for step, group in events:
         now += step
         for event in group:
             if isinstance(event, tuple):
                 one.created(now, *event)
                 created += event[0]
-            elif event in {"saved", "failed"}:
-                if one.saving:
-                    one.ended(now, worked=event == "saved")
-                    safe = in_save if event == "saved" else safe
-            elif one.due(now) if event == "ask" else one.is_free:
-                assert created > safe
-                assert one.cache_bytes is None or one.cache_bytes > 64
-                assert not one.saving
-                one.started()
-                in_save = created
-            assert one.new_pipelines == created - (in_save if one.saving else safe)
+            elif one.is_new:
+                one.saved(now, worked=event == "saved")
+                safe = created if event == "saved" else safe
+            assert one.new_pipelines == created - safe
+            assert one.is_new == (created > safe and (one.cache_bytes is None or one.cache_bytes > 64))
             soon = now + max(POLICY.quiet_ns, POLICY.pause_ns)
-            assert (one.due(soon) is not None) == one.is_free
-    if one.saving:
-        one.ended(now, worked=True)
-        safe = in_save
-    # An end saves what is left, and then nothing is.
-    assert one.is_free == (created > safe and (one.cache_bytes is None or one.cache_bytes > 64))
+            assert (one.due(soon) is not None) == one.is_new
