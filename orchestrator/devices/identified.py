@@ -7,7 +7,7 @@ a device does with them is identifiers.py).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -139,11 +139,11 @@ class IdentifiedModules:
             self.learned[self.image.modules[module].key] = identifier
         return known not in (b"", identifier)
 
-    def begin_with(self, table: npt.NDArray[np.uint8], sizes: npt.NDArray[np.uint8]) -> None:
-        """Take what is known of all modules before anything is created: arrays as the attributes are."""
-        self.table[:] = table
-        self.sizes[:] = sizes
-        self.known_at_start = int(np.count_nonzero(sizes))
+    def begin_with(self, known: Sequence[bytes]) -> None:
+        """Take what is known of all modules before anything is created; b"" where one is not known."""
+        padded = b"".join(each.ljust(MOST_IDENTIFIER_BYTES, b"\0") for each in known)
+        self.table.reshape(-1)[:], self.sizes[:] = np.frombuffer(padded, np.uint8), list(map(len, known))
+        self.known_at_start = int(np.count_nonzero(self.sizes))
 
     def identifier(self, module: int) -> bytes:
         """The identifier of a module; empty where it is not known."""

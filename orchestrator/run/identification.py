@@ -82,7 +82,7 @@ class Identification:
             known = read_identifiers(self._place)
             if known.problem:
                 self._say(f"identifiers were not used: {known.problem}")
-            identified.begin_with(*known.rows(_keys(image)))
+            identified.begin_with(known.of(_keys(image)))
         return identified
 
     def keep(self, identified: IdentifiedModules) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import attrs
 import msgspec
@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from orchestrator.devices.identified import MOST_IDENTIFIER_BYTES
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.stores.files.atomic_file import ReadError, SaveError, content_hash128
-from orchestrator.stores.state import Kind, State, value_name
+from orchestrator.stores.state import Kind, State, encoded, value_name
 
 MOST_ENTRIES: Final = 4_000_000
 """More pipelines than any known set has; the newest are kept."""
@@ -215,65 +215,35 @@ def add_feature_groups(cache_file: Path, groups: Iterable[CompiledGroup], *, ane
     return GROUPS.update(cache_file, make)[1]
 
 
+_Identifier = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MOST_IDENTIFIER_BYTES)]
+
+
 class KnownIdentifiers(msgspec.Struct, frozen=True, eq=False):
     """Identifiers of shader modules, all of one algorithm, by an application's keys of its shaders."""
 
-    keys: Keys = msgspec.field(default_factory=no_keys)  # Keys of shaders, ascending, shape (n,).
-    # Hour of the last use of each, since 1970, shape (n,).
-    used: npt.NDArray[np.uint32] = msgspec.field(default_factory=lambda: np.zeros(0, np.uint32))
-    # Bytes of each identifier, shape (n,).
-    sizes: npt.NDArray[np.uint8] = msgspec.field(default_factory=lambda: np.zeros(0, np.uint8))
-    # The identifiers, each of 32 bytes with zeros at its end, shape (32 n,).
-    padded: npt.NDArray[np.uint8] = msgspec.field(default_factory=lambda: np.zeros(0, np.uint8))
+    used: dict[int, tuple[_Identifier, int]] = {}  # Each with the hour of its last use, since 1970.
     problem: str = ""  # Why those that are kept were not used, or "".
 
-    def __post_init__(self) -> None:
-        count = len(self.keys)
-        lengths = len(self.used), len(self.sizes), len(self.padded)
-        if lengths != (count, count, count * MOST_IDENTIFIER_BYTES):
-            raise ValueError("not one identifier for each key")
-        if (self.sizes > MOST_IDENTIFIER_BYTES).any() or (self.sizes == 0).any():
-            raise ValueError("sizes are not as they are written")
-
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.used)
 
     @property
     def stored_bytes(self) -> int:
         """Bytes that they take in the database."""
-        return self.keys.nbytes + self.used.nbytes + self.sizes.nbytes + self.padded.nbytes
-
-    def rows(self, keys: Keys) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-        """Identifiers of some shaders, shape (k, 32), and their sizes, 0 where one is not known."""
-        table = np.zeros((len(keys), MOST_IDENTIFIER_BYTES), np.uint8)
-        sizes = np.zeros(len(keys), np.uint8)
-        places, there = places_of(self.keys, keys)
-        table[there] = self.padded.reshape(-1, MOST_IDENTIFIER_BYTES)[places[there]]
-        sizes[there] = self.sizes[places[there]]
-        return table, sizes
+        return len(encoded(self))
 
     def of(self, keys: Keys) -> list[bytes]:
         """Identifiers of some shaders; b"" where one is not known."""
-        table, sizes = self.rows(keys)
-        return [row[:size].tobytes() for row, size in zip(table, sizes.tolist(), strict=True)]
+        return [self.used.get(key, (b"", 0))[0] for key in keys.tolist()]
 
     def updated(self, learned: Mapping[int, bytes], used: Keys, hour: int) -> KnownIdentifiers:
         """These identifiers with newer ones, which replace them; `used` are the shaders asked for now."""
-        stamps = self.used.copy()
-        places, there = places_of(self.keys, used)
-        stamps[places[there]] = hour
-        order = np.argsort(-stamps.astype(np.int64), kind="stable")
-        padded = b"".join(each.ljust(MOST_IDENTIFIER_BYTES, b"\0") for each in learned.values())
-        new_rows = np.frombuffer(padded, np.uint8).reshape(-1, MOST_IDENTIFIER_BYTES)
-        old_rows = self.padded.reshape(-1, MOST_IDENTIFIER_BYTES)
-        keys, hours, sizes, table = _newest(
-            MOST_IDENTIFIERS,
-            (np.array(list(learned), np.uint64), self.keys[order]),
-            (np.full(len(learned), hour, np.uint32), stamps[order]),
-            (np.array([len(each) for each in learned.values()], np.uint8), self.sizes[order]),
-            (new_rows, old_rows[order]),
-        )
-        return KnownIdentifiers(keys, hours, sizes, table.reshape(-1))
+        every = {key: (identifier, hour) for key, identifier in learned.items()}
+        again = [key for key in used.tolist() if key in self.used]
+        for known in {key: (self.used[key][0], hour) for key in again}, self.used:
+            every = {**known, **every}
+        newest = sorted(every.items(), key=lambda each: each[1][1], reverse=True)
+        return KnownIdentifiers(dict(newest[:MOST_IDENTIFIERS]))
 
 
 IDENTIFIERS: Final = Kind("shader-module identifiers", KnownIdentifiers, cap=_VALUE_CAP)
