@@ -44,7 +44,7 @@ from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.run.binaries import HeldPipelines
 from orchestrator.run.options import NO_WORKER_CACHES, MergePolicy, sooner_ns
-from orchestrator.run.records import BinariesRecord, Duplicates, MergeReport, RollingReport
+from orchestrator.run.records import BinariesRecord, MergeReport, RollingReport
 from orchestrator.schedule.jobs import Int32s
 
 BOOKKEEPING_BYTES: Final = 1024
@@ -141,18 +141,6 @@ def pruned_bytes(source_bytes: Sequence[int], before: int, after: int, header_by
     return max(0, sum(payload) - max(0, after - header_bytes))
 
 
-def duplicates(
-    keys: npt.NDArray[np.uint64], workers: Int32s, driver_ns: npt.NDArray[np.uint64]
-) -> Duplicates:
-    """Keys that more than one worker compiled."""
-    _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
-    twice = np.zeros(len(first), np.bool_)
-    twice[numbers[workers != workers[first][numbers]]] = True
-    again = twice[numbers]
-    again[first] = False  # the first of each key in the order of the set was needed
-    return Duplicates(int(twice.sum()), int(driver_ns[again].sum()))
-
-
 # --- how a worker creates its pipelines
 
 
@@ -213,7 +201,6 @@ class RotatingCreator(Creator):
 
     caches: RunCaches
     found: Creator | None
-    longest_pause_ns: int = 0
     _since_ns: int = field(factory=time.perf_counter_ns)
     _batches: int = 0
 
@@ -222,9 +209,7 @@ class RotatingCreator(Creator):
         # An empty primary is not worth a call: in a cold run it is empty until the first merge.
         if self.found is None or not self.caches.primary_is_filled:
             return super().create(indices)
-        began_ns = time.perf_counter_ns()
         with self.caches.guard.look_up():
-            self._paused(began_ns)
             batch = self.found.create(indices)
         missing = np.flatnonzero(batch.results == PIPELINE_COMPILE_REQUIRED)
         if missing.size:
@@ -241,13 +226,11 @@ class RotatingCreator(Creator):
         self._batches += 1
         if not (self.compiled and self.caches.policy.rolling):
             return
-        began_ns = time.perf_counter_ns()
-        if self._is_due(began_ns):
+        if self._is_due(time.perf_counter_ns()):
             fresh = self.caches.exchange(self.source, self.compiled)
             if fresh is not self.source:
                 self.source, self._since_ns = fresh, time.perf_counter_ns()
                 self._batches = self.compiled = 0
-        self._paused(began_ns)
 
     def due_in_s(self) -> float:
         """Seconds until the source has the age at which it is rotated."""
@@ -260,9 +243,6 @@ class RotatingCreator(Creator):
         batches = self.caches.policy.batches
         has_enough = batches is not None and self._batches >= batches
         return has_enough or now_ns >= self._since_ns + self.caches.rotation_age_ns(now_ns)
-
-    def _paused(self, began_ns: int) -> None:
-        self.longest_pause_ns = max(self.longest_pause_ns, time.perf_counter_ns() - began_ns)
 
 
 # --- the sources of a run
@@ -640,10 +620,8 @@ class RunCaches:
         self.notes += [each for each in self.primary.notes if each not in self.notes]
         return self.primary.record()
 
-    def merge_report(
-        self, *, compiled: int, barrier_waits_ns: tuple[int, ...], duplicate_job_keys: Duplicates
-    ) -> MergeReport | None:
-        """The merge, with what the run knows of it; None in mode NONE."""
+    def merge_report(self, compiled: int) -> MergeReport | None:
+        """The merge of a run that compiled so many pipelines; None in mode NONE."""
         merge, primary = self._merge, self.primary
         if merge is None or primary is None:
             return None
@@ -657,13 +635,9 @@ class RunCaches:
         sizes = merge.primary_bytes_before, merge.primary_bytes
         return MergeReport(
             source_bytes=merge.source_bytes,
-            header_bytes=primary.header_bytes,
-            seed_bytes=self._seed_bytes,
             primary_bytes_before=merge.primary_bytes_before,
             primary_bytes_after=merge.primary_bytes,
             pruned_bytes=pruned_bytes(every, *sizes, primary.header_bytes) if merge.source_bytes else 0,
-            duplicate_job_keys=duplicate_job_keys,
-            barrier_wait_ns=barrier_waits_ns,
             merge_ns=merge.merge_ns,
             warnings=tuple(warnings),
             rolling=self._rolling_report(),
@@ -672,8 +646,7 @@ class RunCaches:
         )
 
     def _rolling_report(self) -> RollingReport | None:
-        rotating = [each for each in self.creators if isinstance(each, RotatingCreator)]
-        if not rotating:
+        if not any(isinstance(each, RotatingCreator) for each in self.creators):
             return None
         return RollingReport(
             folds=len(self._merges),
@@ -681,7 +654,6 @@ class RunCaches:
             pipelines=sum(each.pipelines for each in self._merges),
             source_bytes=sum(self._rotated_bytes),
             merge_ns=sum(each.merge_ns for each in self._merges),
-            longest_pause_ns=max(each.longest_pause_ns for each in rotating),
         )
 
     def _loss_warnings(self) -> list[str]:

@@ -595,13 +595,6 @@ class Barrier(Record, frozen=True, rename=None):
         return tuple(self.end_ns - each for each in self.arrivals_ns)
 
 
-class Duplicates(Record, frozen=True):
-    """Pipelines that more than one worker compiled."""
-
-    keys: int  # Number of keys that more than one worker compiled.
-    driver_ns: Nanoseconds  # Driver time of all compiles of these keys except the first of each.
-
-
 class RollingReport(Record, frozen=True):
     """The merges during a run, without the merge at the barrier."""
 
@@ -610,20 +603,15 @@ class RollingReport(Record, frozen=True):
     pipelines: int  # Number of pipelines that were compiled into them.
     source_bytes: int  # Sum of their sizes.
     merge_ns: Nanoseconds  # Time of all these merges; other threads compile meanwhile.
-    longest_pause_ns: Nanoseconds  # Longest time that merging cost a worker between two batches.
 
 
 class MergeReport(Record, frozen=True):
     """The merge. In mode SHARED there are no sources, and the figures are those of the primary."""
 
     source_bytes: tuple[int, ...]  # Size of each worker cache, worker by worker.
-    header_bytes: int  # Bytes of each size that do not hold pipelines.
-    seed_bytes: int  # Size of the initial data of each worker cache, or 0.
     primary_bytes_before: int  # Size of the primary before the merge, and before those during the run.
     primary_bytes_after: int  # Its size after the merge.
     pruned_bytes: int  # Payload that the sources and the primary held more than once.
-    duplicate_job_keys: Duplicates  # Keys of the set that more than one worker compiled.
-    barrier_wait_ns: tuple[Nanoseconds, ...]  # Time that each worker waited at the barrier.
     merge_ns: Nanoseconds  # Time of the merge alone.
     warnings: tuple[str, ...]  # What a user should know, such as a merge that kept nothing.
     rolling: RollingReport | None = None  # The merges during the run, or null if all were at the barrier.
@@ -961,20 +949,17 @@ class Savings(Sums, frozen=True):
 
 
 class MergeTotals(Record, frozen=True):
-    """The merges of all groups together."""
+    """The merges of all groups together; `runs` has the merge of each group."""
 
     caches: int  # Number of worker caches, with those that were merged during the runs.
     source_bytes: int  # Size of all these.
     primary_bytes_before: int  # Size of the primary before the first.
     primary_bytes_after: int  # That and what each merge added.
     pruned_bytes: int  # Payload that was there more than once.
-    duplicate_keys: int  # Number of keys of the set that more than one worker compiled.
     merge_ns: Nanoseconds  # Time of the merges.
-    barrier_wait_ns: Nanoseconds  # Time that all workers waited at the barriers.
-    groups: tuple[MergeReport, ...]  # The merge of each group, with each worker's figures.
 
     @classmethod
-    def of(cls, merges: tuple[MergeReport, ...]) -> Self | None:
+    def of(cls, merges: Sequence[MergeReport]) -> Self | None:
         """The totals; None where nothing was merged."""
         if not merges:
             return None
@@ -988,10 +973,7 @@ class MergeTotals(Record, frozen=True):
             primary_bytes_after=before
             + sum(each.primary_bytes_after - each.primary_bytes_before for each in merges),
             pruned_bytes=sum(each.pruned_bytes for each in merges),
-            duplicate_keys=sum(each.duplicate_job_keys.keys for each in merges),
             merge_ns=sum(each.merge_ns for each in merges),
-            barrier_wait_ns=sum(sum(each.barrier_wait_ns) for each in merges),
-            groups=merges,
         )
 
 
@@ -1128,7 +1110,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
             "outcomes_by_kind": {kind: counted(kind) for kind in PipelineKind},
             "skipped": pipelines.of_status(OutcomeStatus.SKIPPED),
             "failed": pipelines.of_status(OutcomeStatus.FAILED),
-            "merge": MergeTotals.of(tuple(each.merge for each in runs if each.merge is not None)),
+            "merge": MergeTotals.of([each.merge for each in runs if each.merge is not None]),
             "binaries": _total(each.binaries for each in runs),
             "identifiers": _total(each.identifiers for each in runs),
         }

@@ -45,14 +45,13 @@ from orchestrator.errors import (
     expect,
 )
 from orchestrator.run.accounting import CallLog, ThreadMeter, driver_time_ns
-from orchestrator.run.caches import Creator, MergedHook, RunCaches, duplicates
+from orchestrator.run.caches import Creator, MergedHook, RunCaches
 from orchestrator.run.exchange import BatchResult, Exchange
 from orchestrator.run.first_error import first_error
 from orchestrator.run.options import BARRIER, ROLLING, RunOptions, available_workers
 from orchestrator.run.records import (
     Barrier,
     Calls,
-    Duplicates,
     OutcomeRecorder,
     OutcomeStatus,
     OutcomeTable,
@@ -210,7 +209,6 @@ class Run:
         self._workers: list[Worker] = []
         self._calls: list[Calls] = []
         self._started_ns = self._barrier_ns = 0
-        self._duplicates = Duplicates(0, 0)
         self._primary_data = primary if isinstance(primary, bytes) else b""
         self._caches = RunCaches(
             device=device,
@@ -335,7 +333,8 @@ class Run:
         await trio.to_thread.run_sync(self._merge, limiter=limiter)
         if not caches.unmerged:
             return
-        compiled = np.flatnonzero(self._is_compiled).astype(np.int32)
+        is_compiled = self.table.status == status_code(OutcomeStatus.COMPILED)
+        compiled = np.flatnonzero(is_compiled & (self.table.worker >= 0)).astype(np.int32)
         firsts = range(0, len(compiled), _AGAIN_AT_ONCE)
         waiting = deque(compiled[first : first + _AGAIN_AT_ONCE] for first in firsts)
 
@@ -358,21 +357,11 @@ class Run:
                 self._recorder.attribute(calls, durations_ns)
                 self._calls.append(calls)
 
-    @property
-    def _is_compiled(self) -> npt.NDArray[np.bool_]:
-        is_compiled: npt.NDArray[np.bool_] = self.table.status == status_code(OutcomeStatus.COMPILED)
-        is_compiled &= self.table.worker >= 0
-        return is_compiled
-
     def _close(self, reported: bool) -> None:
         """Merge, read back where there will be a report, and destroy what the run made. Blocking."""
         try:
             self._merge()
             if reported:
-                table, compiled = self.table, self._is_compiled
-                self._duplicates = duplicates(
-                    table.keys[compiled], table.worker[compiled], table.driver_ns[compiled]
-                )
                 self._caches.read_back()
         except BaseException:
             reported = False
@@ -386,11 +375,7 @@ class Run:
         table, caches, exchange = self.table, self._caches, self.exchange
         calls = Calls.joined(self._calls)
         barrier = Barrier(tuple(worker.arrived_ns for worker in self._workers), self._barrier_ns)
-        merge = caches.merge_report(
-            compiled=table.counts()[OutcomeStatus.COMPILED],
-            barrier_waits_ns=barrier.waits_ns,
-            duplicate_job_keys=self._duplicates,
-        )
+        merge = caches.merge_report(table.counts()[OutcomeStatus.COMPILED])
         binaries, identifiers, supply_notes = caches.binaries(), None, list[str]()
         if self.supply is not None:
             identifiers, supply_notes = self.supply.record(table), self.supply.notes

@@ -88,7 +88,7 @@ def test_every_mode_and_its_second_run(call: Call, small_set: Path, tmp_path: Pa
         return
     assert file["load_status"] == "MISSING"
     assert file["saved_bytes"] == Path(file["path"]).stat().st_size
-    sources = document["merge"]["groups"][0]["source_bytes"]
+    sources = document["runs"][0]["merge"]["source_bytes"]
     assert len(sources) == (0 if mode == "shared" else 3)
     assert document["merge"]["source_bytes"] == sum(sources)
     again = compile_json(call, *arguments)

@@ -184,7 +184,7 @@ async def test_what_a_driver_lost_and_a_stop_left_is_told() -> None:
     report = await run_pipelines(device, prepared_set(device, 40), RunOptions(workers=2), stop=stop)
     assert report.merge is not None
     (warning,) = report.merge.warnings
-    held = [size for size in report.merge.source_bytes if size > report.merge.header_bytes]
+    held = [size for size in report.merge.source_bytes if size > PipelineCache.header_bytes]
     assert report.merge.unmerged == len(held) > 0
     assert "what only these hold is lost: it said success" in warning
 

@@ -12,10 +12,9 @@ from orchestrator.devices.device import (
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions
 from orchestrator.errors import DriverError
-from orchestrator.run.caches import duplicates, merge_into, pruned_bytes
+from orchestrator.run.caches import merge_into, pruned_bytes
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
-from orchestrator.run.records import Duplicates
 from tests.run.support import prepared_set
 
 
@@ -31,14 +30,6 @@ from tests.run.support import prepared_set
 )
 def test_pruned_bytes(sources: tuple[int, ...], before: int, after: int, pruned: int) -> None:
     assert pruned_bytes(sources, before, after, 32) == pruned
-
-
-def test_duplicates_need_two_workers() -> None:
-    keys = np.array([5, 6, 5, 7, 6, 6], np.uint64)
-    workers = np.array([0, 1, 1, 0, 1, 1], np.int32)
-    driver_ns = np.array([1, 10, 100, 1000, 10_000, 100_000], np.uint64)
-    assert duplicates(keys, workers, driver_ns) == Duplicates(1, 100)
-    assert duplicates(keys[:0], workers[:0], driver_ns[:0]) == Duplicates(0, 0)
 
 
 @pytest.mark.parametrize("mode", [CacheMode.PER_WORKER, CacheMode.SHARED])

@@ -119,7 +119,6 @@ async def test_the_primary_can_be_read_while_workers_compile(mode: CacheMode) ->
     assert compiled_so_far <= rolling.pipelines <= 200
     assert rolling.source_bytes >= sum(sum(merge.source_bytes) for merge, _, _ in saved)
     assert rolling.caches >= rolling.folds
-    assert rolling.longest_pause_ns > 0
     assert report.cache_data is not None
     assert await hits_of(report.cache_data, 200) == 200
     assert device.live_caches == 0
@@ -164,7 +163,6 @@ async def test_two_level_looks_up_and_compiles_misses_only() -> None:
     device.destroy_pipelines(report.pipelines.handles)
     assert device.live_pipelines == 0
     assert report.merge is not None
-    assert report.merge.seed_bytes == 0
     looked_up = {call.cache for call in device.calls() if call.operation == "create_pipelines"}
     assert {"worker 0", "worker 1"} & looked_up
     assert await hits_of(device.pipeline_cache_data(primary).data) == 300
