@@ -451,7 +451,7 @@ class _CacheLoader:
     create: Callable[[bytes], PipelineCache]
     relax_driver_version: bool
     has_lock: bool = False
-    _is_alone: bool = field(default=False, init=False)
+    _is_counted: bool = field(default=False, init=False)
 
     def load(self) -> tuple[PipelineCache | None, LoadResult]:
         """A cache from the current generation, else from the previous one, or None; and the result."""
@@ -478,7 +478,7 @@ class _CacheLoader:
                     died = f"{count.deaths} processes in a row died while the driver was given this data"
                     accused = _noted(result, died, status=LoadStatus.CRASHED_LAST_TIME, data=b"")
                     return None, self._moved_away(accused)
-                self._is_alone = count.is_alone and not count.problem
+                self._is_counted = count.is_counted
                 try:
                     cache = self.create(result.data)
                 except DriverError as error:
@@ -503,8 +503,8 @@ class _CacheLoader:
 
     def _settled(self, cache: PipelineCache, result: LoadResult) -> LoadResult:
         """The current generation has loaded, so remove the previous one, unless a writer loads."""
-        # A driver of another process that loads may yet die of the current one.
-        if self.has_lock or not self._is_alone or result.status is not LoadStatus.LOADED:
+        # The driver of another process that loads may yet die of the current one.
+        if self.has_lock or not self._is_counted or result.status is not LoadStatus.LOADED:
             return result
         try:
             if has_previous(self.path):

@@ -38,7 +38,7 @@ from tests.campaigns import tries
 from tests.stores.binaries import GENERATION, OTHER, OTHER_DRIVER, content, found, pipeline
 from tests.stores.stored import lines_on
 
-KILLS, FLIPS = tries(5, 100), tries(60, 2000)
+KILLS, FLIPS = tries(10, 100), tries(60, 2000)
 
 
 @pytest.fixture

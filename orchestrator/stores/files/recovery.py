@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from attrs import define
+from attrs import frozen
 
 from orchestrator.stores.files.atomic_file import (
     TEMPORARY_SUFFIX,
@@ -91,15 +91,15 @@ def keep_as_previous(path: Path, cap: int) -> None:
 # --- deaths of loads
 
 
-@define
+@frozen
 class LoadCount:
     """How many processes in a row began to load a content and did not end.
 
-    `is_alone` says whether no other process is loading the cache file now; `problem` why it is not known.
+    `is_counted` says whether this load is counted too; `problem` why it cannot be.
     """
 
     deaths: int = 0
-    is_alone: bool = False
+    is_counted: bool = False
     problem: str = ""
 
 
@@ -116,24 +116,23 @@ def counted_load(path: Path, data_hash: bytes, tolerated: int) -> Iterator[LoadC
     that load at the same time are not counted and do not take each other for dead. A count that cannot be
     kept is no reason not to load.
     """
-    count = LoadCount()
     own = data_hash.hex().encode()
+    deaths, problem = 0, ""
     descriptor: int | None = None
     is_counted = False
     try:
         try:
             descriptor = files().open_lock(loading_path(path))
-            count.is_alone = files().try_lock(descriptor)
-            if count.is_alone:
-                count.deaths = files().read(descriptor, _MOST_NOTED).split().count(own)
-                is_counted = count.deaths <= tolerated
+            if files().try_lock(descriptor):
+                deaths = files().read(descriptor, _MOST_NOTED).split().count(own)
+                is_counted = deaths <= tolerated
                 if is_counted:
                     files().truncate(descriptor)
-                    files().write(descriptor, memoryview(b"\n".join([own] * (count.deaths + 1))))
+                    files().write(descriptor, memoryview(b"\n".join([own] * (deaths + 1))))
         except OSError as error:
-            count.problem = f"crashes of this load are not counted: {likely_cause(error)}"
+            problem = f"crashes of this load are not counted: {likely_cause(error)}"
         try:
-            yield count
+            yield LoadCount(deaths, is_counted, problem)
         finally:
             if is_counted:
                 with suppress(OSError):  # a second death in a row would be needed to give it up

@@ -1,12 +1,10 @@
-"""The database under damage, kills, a full or a read-only disk: an old value, a new one, or a word why."""
+"""The database under damage and on a read-only disk: an old value, a new one, or a word why."""
 
 from __future__ import annotations
 
 import os
 import random
-import select
 import shutil
-import signal
 import struct
 from collections import Counter
 from collections.abc import Iterator
@@ -34,7 +32,7 @@ from tests.campaigns import tries
 from tests.stores.faults.conftest import CountCases
 from tests.stores.stored import lines_on
 
-KILLS, FLIPS = tries(30, 100), tries(300, 1200)
+FLIPS = tries(300, 1200)
 PAGE = 4096
 NUMBER = Kind("number", int)
 NUMBERS = Kind("numbers", list[int])
@@ -172,97 +170,6 @@ def test_a_log_that_is_believed_without_the_hash_gives_wrong_values(
     """Test of the test."""
     monkeypatch.setattr(Kind, "_proof", lambda *_: ANY)
     assert flipped_logs(logged, seals=True)["wrong"]
-
-
-def count_up(cache_file: Path, acknowledge: int) -> None:
-    """Write the next number and acknowledge it, until killed."""
-    while True:
-        number = 0
-
-        def make(old: int | None) -> int:
-            nonlocal number
-            number = 1 if old is None else old + 1
-            return number
-
-        NUMBER.update(cache_file, make)
-        os.write(acknowledge, number.to_bytes(4, "little"))
-
-
-def test_what_was_acknowledged_survives_kills(fast_path: Path, count_cases: CountCases) -> None:
-    cache_file = fast_path / "caches" / "device.pipeline-cache"
-    random_ = random.Random(5)
-    reading, writing = os.pipe()
-    acknowledged = kills = 0
-    running: dict[int, int] = {}
-    while kills < KILLS:
-        while len(running) < 2:
-            child = os.fork()
-            if not child:
-                try:
-                    count_up(cache_file, writing)
-                finally:
-                    os._exit(1)
-            running[os.pidfd_open(child)] = child
-        select.select([reading], [], [], random_.uniform(0.0, 0.1))
-        descriptor, child = running.popitem()
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(descriptor)
-        kills += 1
-        while select.select([reading], [], [], 0)[0]:
-            data = os.read(reading, 4096)
-            acknowledged = max(int.from_bytes(data[at : at + 4], "little") for at in range(0, len(data), 4))
-        found, problem = NUMBER.read(cache_file)
-        assert problem == ""
-        assert (found or 0) >= acknowledged
-    for descriptor, child in running.items():
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(descriptor)
-    os.close(reading)
-    os.close(writing)
-    assert acknowledged > KILLS // 10
-    assert inspect_state(cache_file.parent).problem == ""
-    assert not (cache_file.parent / "quarantine").exists()
-    count_cases(
-        "database, kills", f"{KILLS} kills of 2 writers, {acknowledged} acknowledged writes all there"
-    )
-
-
-ON_FULL_DISK = """
-import sys
-from pathlib import Path
-import numpy as np
-from orchestrator.stores.files.atomic_file import SaveError
-from orchestrator.stores.run_notes import add_durations, read_durations
-file = Path(sys.argv[1]) / "caches" / "device.pipeline-cache"
-add_durations(file, np.ones(1, np.uint64), np.ones(1, np.int64))
-filler = Path(sys.argv[1]) / "filler"
-with filler.open("wb", buffering=0) as stream:
-    try:
-        while True:
-            stream.write(bytes(4096))
-    except OSError:
-        pass
-keys = np.arange(1, 100000, dtype=np.uint64)
-try:
-    add_durations(file, keys, np.full(len(keys), 7))
-    print("written")
-except SaveError as error:
-    print(error.is_out_of_space, error)
-print(read_durations(file).of(np.ones(1, np.uint64)), read_durations(file).problem)
-filler.unlink()
-add_durations(file, keys[:9], np.full(9, 7))
-print(len(read_durations(file)))
-"""
-
-
-def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
-    mount = 'mount -t tmpfs -o size=2m,mode=700 tmpfs "$1"'
-    refused, kept, after = lines_on(tmp_path, mount, ON_FULL_DISK)
-    assert refused.startswith("True ")
-    assert "the file system is full" in refused
-    assert (kept, after) == ("[1] ", "9")
 
 
 ON_READ_ONLY_DISK = """
