@@ -51,6 +51,7 @@ BOOKKEEPING_BYTES: Final = 1024
 """By so much a cache may grow in which nothing is new."""
 _PADDING_BYTES: Final = 64  # by which equal content differs from cache to cache
 _REMIND_S: Final = 0.25
+_AGAIN_AT_ONCE: Final = 16
 
 
 class CacheMerge(msgspec.Struct, frozen=True):
@@ -329,10 +330,9 @@ class RunCaches:
     _made: int = field(default=0, init=False)
     _told: int = field(default=0, init=False)  # pipelines that the hook knows of in mode SHARED
     _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
-    # Sources whose pipelines the primary lacks; what was compiled again for that, and of it not kept.
+    # Sources whose pipelines the primary lacks, and what was compiled again for that.
     unmerged: int = field(default=0, init=False)
     _again: int = field(default=0, init=False)
-    _unkept: int = field(default=0, init=False)
 
     @property
     def rotates(self) -> bool:
@@ -557,36 +557,25 @@ class RunCaches:
         )
         self.unmerged = sum(each.unmerged for each in self._all_merges)
 
-    def compile_again(self, indices: Int32s) -> None:
-        """Compile in the primary what it seems to lack. Blocking; any thread, beside others."""
-        again = unkept = len(indices)
-        with suppress(DriverError):
-            batch = Creator(self.device, self.creators[0].prepared, False, self._made_primary).create(indices)
-            again -= int(np.count_nonzero(batch.feedback_flags & FEEDBACK_APPLICATION_CACHE_HIT))
-            unkept -= int(np.count_nonzero(batch.results == SUCCESS))
-        with self._lock:
-            self._again += again
-            self._unkept += unkept
-
-    def end_again(self) -> None:
-        """All that was compiled is in the primary now, or was tried again. Blocking."""
-        assert self._merge is not None  # noqa: S101 - after `merge`
-        if not self._unkept:
-            size = _size_of(self._made_primary)
+    def compile_again(self, indices: Int32s, stopped: Callable[[], bool]) -> None:
+        """Compile in the primary what it seems to lack, unless the run is stopped. Blocking."""
+        assert self.primary is not None  # noqa: S101 - it was merged into
+        assert self._merge is not None  # noqa: S101
+        creator = Creator(self.device, self.creators[0].prepared, False, self.primary)
+        hits = kept = 0
+        for first in range(0, len(indices), _AGAIN_AT_ONCE):
+            if stopped():
+                break
+            with suppress(DriverError):
+                batch = creator.create(indices[first : first + _AGAIN_AT_ONCE])
+                hits += int(np.count_nonzero(batch.feedback_flags & FEEDBACK_APPLICATION_CACHE_HIT))
+                kept += int(np.count_nonzero(batch.results == SUCCESS))
+        if kept == len(indices):
+            size = _size_of(self.primary)
             # What a driver never finds, though it is there, is no loss.
-            self._again *= size > self._merge.primary_bytes or not size
+            self._again = kept - hits if size > self._merge.primary_bytes or not size else 0
             self._merge = msgspec.structs.replace(self._merge, primary_bytes=size)
             self.unmerged = 0
-
-    @property
-    def _made_primary(self) -> PipelineSource:
-        assert self.primary is not None  # noqa: S101 - it is open
-        return self.primary
-
-    @property
-    def most_at_once(self) -> int:
-        """How many calls at a time may compile in the primary."""
-        return 1 if self._made_primary.externally_synchronized else self.worker_count
 
     @property
     def _all_merges(self) -> list[CacheMerge]:

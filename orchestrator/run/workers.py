@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -65,9 +64,6 @@ from orchestrator.schedule.scheduler import Assignment, Done, Scheduler, Wait
 
 if TYPE_CHECKING:
     from orchestrator.run.identification import SpirvSupply
-
-
-_AGAIN_AT_ONCE = 16
 
 
 class Worker:
@@ -331,22 +327,14 @@ class Run:
         """Merge, and compile into one cache what the driver did not merge."""
         caches = self._caches
         await trio.to_thread.run_sync(self._merge, limiter=limiter)
-        if not caches.unmerged:
-            return
-        is_compiled = self.table.status == status_code(OutcomeStatus.COMPILED)
-        compiled = np.flatnonzero(is_compiled & (self.table.worker >= 0)).astype(np.int32)
-        firsts = range(0, len(compiled), _AGAIN_AT_ONCE)
-        waiting = deque(compiled[first : first + _AGAIN_AT_ONCE] for first in firsts)
+        if caches.unmerged:
+            is_compiled = self.table.status == status_code(OutcomeStatus.COMPILED)
+            compiled = np.flatnonzero(is_compiled & (self.table.worker >= 0)).astype(np.int32)
+            await trio.to_thread.run_sync(caches.compile_again, compiled, self._is_stopped, limiter=limiter)
 
-        async def work() -> None:
-            while waiting and not self.exchange.cancelled:
-                await trio.to_thread.run_sync(caches.compile_again, waiting.popleft(), limiter=limiter)
-
-        async with trio.open_nursery() as nursery:
-            for _ in range(caches.most_at_once):
-                nursery.start_soon(work)
-        if not waiting:
-            await trio.to_thread.run_sync(caches.end_again, limiter=limiter)
+    def _is_stopped(self) -> bool:
+        trio.from_thread.check_cancelled()
+        return self.exchange.cancelled
 
     def _merge(self) -> None:
         """Merge, once, and work out what calls cost. Blocking."""
