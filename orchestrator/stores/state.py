@@ -186,7 +186,7 @@ class State:
         """A block that sees one state of the database, whatever others write meanwhile.
 
         Raises:
-            ReadError: A query failed; `DamagedStateError` if the file is damaged.
+            ReadError: A query failed.
         """
         with self._lock:
             try:
@@ -194,8 +194,7 @@ class State:
                 yield self._connection
             except sqlite3.Error as error:
                 self._note_damage(error)
-                is_damaged = _code(error) in _DAMAGE
-                raise (DamagedStateError if is_damaged else ReadError)(self.path, _reason(error)) from error
+                raise ReadError(self.path, _reason(error)) from error
             finally:
                 self._roll_back()
 

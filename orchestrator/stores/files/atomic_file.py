@@ -359,17 +359,13 @@ def ensure_directory(directory: Path) -> None:
         SaveError: It could not be created, or something else has its name.
     """
     try:
-        try:
-            if files().stat(directory).is_directory:
-                return
-            raise SaveError(directory, "creating the directory", f"{directory} is not a directory")
-        except FileNotFoundError:
-            if directory == directory.parent:
-                raise
-        ensure_directory(directory.parent)
-        with suppress(FileExistsError):  # by another process
-            files().make_directory(directory)
-        files().sync_directory(directory.parent)
+        if (status := status_of(directory)) is None:
+            ensure_directory(directory.parent)
+            with suppress(FileExistsError):  # by another process
+                files().make_directory(directory)
+            files().sync_directory(directory.parent)
+        elif not status.is_directory:
+            raise SaveError(directory, "creating the directory", "it is not a directory")
     except OSError as error:
         raise SaveError(directory, "creating the directory", likely_cause(error)) from error
 

@@ -105,7 +105,7 @@ def test_a_file_where_a_directory_should_be(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"")
     with pytest.raises(SaveError, match="is not a directory"):
         ensure_directory(tmp_path / "a")
-    with pytest.raises(SaveError, match="a file, not a directory"):
+    with pytest.raises(SaveError, match="it is not a directory"):
         ensure_directory(tmp_path / "a" / "b")
 
 
