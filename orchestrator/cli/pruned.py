@@ -41,7 +41,7 @@ def prune_directory(
     swept = sweep_directory(directory, dry_run=dry_run) + sweep_pack(directory, dry_run=dry_run)
     report = PruneReport((), ()) if dry_run else prune(plan)
     shown = plan.items if dry_run else report.removed
-    kept = (*plan.kept, *((each.path, each.size) for each, _ in report.failed))
+    kept = (*plan.kept, *(each for each, _ in report.failed))
     document = PruneDocument(
         directory=directory,
         dry_run=dry_run,
@@ -50,8 +50,8 @@ def prune_directory(
         failed=tuple(_pruned(each, cause=cause) for each, cause in report.failed),
         leftovers=swept.removed,
         leftovers_failed=swept.failed,
-        kept=tuple(KeptFile(path=path, bytes=size) for path, size in kept),
-        kept_bytes=sum(size for _, size in kept),
+        kept=tuple(KeptFile(path=each.path, bytes=each.size) for each in kept),
+        kept_bytes=sum(each.size for each in kept),
         drivers_asked=len(here),
         note="; ".join(filter(None, [problem, plan.note])) or None,
     )

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.binary_store import OWN_KINDS, BinaryStore, Generation
@@ -67,24 +67,32 @@ _WITH_NOTES: Final = frozenset({PruneReason.OTHER_DRIVER, PruneReason.OLD_BUILD}
 
 @frozen
 class PruneItem:
-    """A file, or a part of the database, that is not wanted; `remove` says why it stays, or ""."""
+    """A file, or a part of the database; `reason` is "" where it is wanted.
+
+    `used_ns` is when it was last used, ns since the epoch; `remove` says why it stays, or "".
+    """
 
     path: Path
     size: int
-    reason: PruneReason
-    detail: str = ""
+    used_ns: int = field(default=0, repr=False)
     remove: Callable[[], str] = field(default=str, repr=False, eq=False)
+    reason: str = ""
+    detail: str = ""
+
+    def because(self, reason: PruneReason, detail: str = "") -> PruneItem:
+        """It with a reason why it is not wanted."""
+        return evolve(self, reason=reason, detail=detail)
 
 
 @frozen
 class PrunePlan:
-    """What a prune would remove, and the cache files and the store that stay, with their sizes.
+    """What a prune would remove, and the cache files and the store that stay.
 
     `note` says why the store was not opened, or "".
     """
 
     items: tuple[PruneItem, ...]
-    kept: tuple[tuple[Path, int], ...]
+    kept: tuple[PruneItem, ...]
     note: str = ""
 
 
@@ -94,22 +102,6 @@ class PruneReport:
 
     removed: tuple[PruneItem, ...]
     failed: tuple[tuple[PruneItem, str], ...]
-
-
-@frozen
-class _Found:
-    """A file or values: when they were last used, ns since the epoch, and how they are removed.
-
-    The binaries of all devices together have None there: they can be shrunk.
-    """
-
-    path: Path
-    size: int
-    used_ns: int
-    remove: Callable[[], str] | None = None
-
-    def item(self, reason: PruneReason, detail: str = "") -> PruneItem:
-        return PruneItem(self.path, self.size, reason, detail, self.remove or str)
 
 
 @frozen
@@ -190,7 +182,7 @@ def plan_prune(
     """
     rules = _Rules(here, older_than_ns, keep_builds, now_ns)
     items = [
-        each.item(PruneReason.QUARANTINE)
+        each.because(PruneReason.QUARANTINE)
         for each in _files(directory / QUARANTINE_DIRECTORY)
         if is_quarantined(each.path.name)
     ]
@@ -198,7 +190,7 @@ def plan_prune(
     packed = Pack.open(directory).manifest.names if is_packed else ()
     there = {each.path.name: each for each in _files(directory) if each.path.name not in packed}
     unwanted, kept = _plan_cache_files(there, rules)
-    plans: list[_Found] = []
+    plans: list[PruneItem] = []
     if not is_packed:
         gone = {each.path.name for each in unwanted if each.reason in _WITH_NOTES}
         notes, plans = _plan_values(directory, gone, rules)
@@ -211,13 +203,13 @@ def plan_prune(
         kept += [] if store is None else [store]
     if max_bytes is not None:
         items += _plan_size(max_bytes, plans, kept)
-    return PrunePlan(tuple(items), tuple((each.path, each.size) for each in kept), note)
+    return PrunePlan(tuple(items), tuple(kept), note)
 
 
-def _plan_cache_files(named: dict[str, _Found], rules: _Rules) -> tuple[list[PruneItem], list[_Found]]:
+def _plan_cache_files(named: dict[str, PruneItem], rules: _Rules) -> tuple[list[PruneItem], list[PruneItem]]:
     """Unwanted generations of cache files, and those that stay."""
     items: list[PruneItem] = []
-    kept: list[_Found] = []
+    kept: list[PruneItem] = []
     ends = CACHE_FILE_SUFFIX, CACHE_FILE_SUFFIX + PREVIOUS_SUFFIX
     found = []
     for base in sorted({name.removesuffix(PREVIOUS_SUFFIX) for name in named if name.endswith(ends)}):
@@ -233,26 +225,26 @@ def _plan_cache_files(named: dict[str, _Found], rules: _Rules) -> tuple[list[Pru
         if reason is None and base not in named and not is_whole:
             reason, detail = PruneReason.ORPHAN, inspection.reason
         if reason is not None:
-            items += [each.item(reason, detail) for each in there]
+            items += [each.because(reason, detail) for each in there]
         elif len(there) == 2:
             current, previous = there
             if is_whole and header is not None and not deaths_of(current.path, header.data_hash):
                 kept.append(current)
                 remove = partial(_remove_previous, previous)
-                items.append(PruneItem(previous.path, previous.size, PruneReason.PREVIOUS, "", remove))
+                items.append(evolve(previous, reason=PruneReason.PREVIOUS, remove=remove))
                 continue
             # What is damaged goes before its previous generation, which is the only good one.
             used_ns = current.used_ns if is_whole else previous.used_ns - 1
-            kept += [_Found(current.path, current.size, used_ns, current.remove), previous]
+            kept += [evolve(current, used_ns=used_ns), previous]
         else:
             kept += there
     return items, kept
 
 
-def _plan_values(directory: Path, gone: set[str], rules: _Rules) -> tuple[list[PruneItem], list[_Found]]:
+def _plan_values(directory: Path, gone: set[str], rules: _Rules) -> tuple[list[PruneItem], list[PruneItem]]:
     """Unwanted values of the database, none where it cannot be used; and the plans that stay."""
     items: list[PruneItem] = []
-    plans: list[_Found] = []
+    plans: list[PruneItem] = []
     with suppress(ReadError), State.open(directory) as state, state.reading() as sql:
         for table in "value", PLANS.table:
             query = f"SELECT kind, name, cache_file, length(data), used_s FROM {table}"  # noqa: S608
@@ -265,16 +257,16 @@ def _plan_values(directory: Path, gone: set[str], rules: _Rules) -> tuple[list[P
                 if cache_file in gone:
                     reason, detail = PruneReason.STATE, ""
                 remove = partial(_remove_value, directory, table, (kind, name, used_s))
-                found = _Found(state_path(directory), size, used_ns, remove)
+                found = PruneItem(state_path(directory), size, used_ns, remove)
                 if reason is not None:
                     of = f"{kind} of {cache_file}"
-                    items.append(found.item(reason, f"{of}: {detail}" if detail else of))
+                    items.append(found.because(reason, f"{of}: {detail}" if detail else of))
                 elif table == PLANS.table:
                     plans.append(found)
     return items, plans
 
 
-def _plan_binaries(directory: Path, rules: _Rules) -> tuple[list[PruneItem], _Found | None, str]:
+def _plan_binaries(directory: Path, rules: _Rules) -> tuple[list[PruneItem], PruneItem | None, str]:
     """Unwanted generations of binaries, the store without them, and why it was not opened, or ""."""
     path = state_path(directory)
     try:
@@ -294,15 +286,16 @@ def _plan_binaries(directory: Path, rules: _Rules) -> tuple[list[PruneItem], _Fo
         name = " ".join((about.device_name, about.driver_name, about.driver_info)).strip()
         detail = f"binaries of {name}, global key {about.global_key.hex()[:12]}: {why}"
         remove = partial(_change_binaries, directory, gone=(about,))
-        items.append(PruneItem(path, each.payload_bytes, reason, detail, remove))
+        items.append(PruneItem(path, each.payload_bytes, 0, remove, reason, detail))
     if (unused := stat.unused_bytes) > max(_LEAST_UNUSED, stat.file_bytes // 10):
-        items.append(PruneItem(path, unused, PruneReason.UNUSED, "", partial(_change_binaries, directory)))
+        remove = partial(_change_binaries, directory)
+        items.append(PruneItem(path, unused, 0, remove, PruneReason.UNUSED))
     newest = max(each.used_s for each in stat.generations) * 1_000_000_000
     left = max(0, stat.used_bytes - sum(each.payload_bytes for each, _, _ in unwanted))
-    return items, _Found(path, left, newest), ""
+    return items, PruneItem(path, left, newest), ""
 
 
-def _plan_size(max_bytes: int, plans: list[_Found], kept: list[_Found]) -> list[PruneItem]:
+def _plan_size(max_bytes: int, plans: list[PruneItem], kept: list[PruneItem]) -> list[PruneItem]:
     """What goes for room, taken out of `plans` and `kept`: plans first, then what is oldest."""
     items: list[PruneItem] = []
     over = sum(each.size for each in (*plans, *kept)) - max_bytes
@@ -311,18 +304,17 @@ def _plan_size(max_bytes: int, plans: list[_Found], kept: list[_Found]) -> list[
             if over <= 0:
                 return items
             group.remove(each)
-            if each.remove is not None:
+            if group is plans or each.path.name != STATE_NAME:
                 detail = "plans" if group is plans else ""
-                items.append(each.item(PruneReason.SIZE, detail))
+                items.append(each.because(PruneReason.SIZE, detail))
                 over -= each.size
                 continue
             left = max(0, each.size - over)
             remove = partial(_change_binaries, each.path.parent, most_bytes=left)
-            why = "what is worth least"
-            gone = each.size - left
-            items.append(PruneItem(each.path, gone, PruneReason.SIZE, why, remove))
-            kept.append(_Found(each.path, left, each.used_ns))
-            over -= gone
+            gone = evolve(each, size=each.size - left, remove=remove)
+            items.append(gone.because(PruneReason.SIZE, "what is worth least"))
+            kept.append(evolve(each, size=left))
+            over -= gone.size
     return items
 
 
@@ -342,7 +334,7 @@ def _problem(remove: Callable[[], str]) -> str:
         return likely_cause(error)
 
 
-def _files(directory: Path) -> list[_Found]:
+def _files(directory: Path) -> list[PruneItem]:
     """All files in a directory whose status can be read."""
     try:
         names = files().list_directory(directory)
@@ -356,7 +348,7 @@ def _files(directory: Path) -> list[_Found]:
             status = files().stat(path)
             if not status.is_directory:
                 remove = partial(_remove_file, path, status.modified_ns)
-                found.append(_Found(path, status.size, status.modified_ns, remove))
+                found.append(PruneItem(path, status.size, status.modified_ns, remove))
     return found
 
 
@@ -376,7 +368,7 @@ def _remove_file(path: Path, modified_ns: int) -> str:
     return ""
 
 
-def _remove_previous(previous: _Found) -> str:
+def _remove_previous(previous: PruneItem) -> str:
     """Remove a previous generation, unless it may be needed since the plan was made."""
     path = previous.path.with_name(previous.path.name.removesuffix(PREVIOUS_SUFFIX))
     hashed = stored_data_hash(path)
