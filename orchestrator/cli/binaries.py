@@ -236,7 +236,7 @@ def _prune(
         if bound is not None:
             evicted = store.shrink(bound)
             lines.append(f"{plural(evicted, 'pipeline')} removed for --max-size")
-        store.compact(store.path.parent)
+        store.compact()
     removed = tuple(_generation(each, removed=True) for each in gone)
     fields = {"removed": removed, "evicted": evicted, "dry_run": dry_run}
     return fields, [*lines, *filter(None, [problem])]

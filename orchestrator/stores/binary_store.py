@@ -238,14 +238,11 @@ class BinaryStore:
         if self.shrink(int(bound_bytes * _HIGH_WATER)):
             self._state.shrink()
 
-    @classmethod
-    def compact(cls, directory: Path) -> int:
+    def compact(self) -> int:
         """Return unused pages to the disk; returns how many bytes."""
-        path = state_path(directory)
-        before = _size_of(path)
-        with State.open_to_write(directory) as state:
-            state.shrink()
-        return before - _size_of(path)
+        before = _size_of(self.path)
+        self._state.shrink()
+        return before - _size_of(self.path)
 
     def close(self) -> None:
         """Close it. The caller uses nothing of it any more."""

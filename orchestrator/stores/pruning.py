@@ -386,7 +386,7 @@ def _change_binaries(
             store.prune(gone)
         if most_bytes is not None:
             store.shrink(most_bytes)
-    BinaryStore.compact(directory)
+        store.compact()
     return ""
 
 

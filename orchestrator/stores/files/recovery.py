@@ -125,10 +125,10 @@ def counted_load(path: Path, data_hash: bytes, tolerated: int) -> Iterator[LoadC
             descriptor = files().open_lock(loading_path(path))
             if files().try_lock(descriptor):
                 deaths = files().read(descriptor, _MOST_NOTED).split().count(own)
-                is_counted = deaths <= tolerated
-                if is_counted:
+                if deaths <= tolerated:
                     files().truncate(descriptor)
                     files().write(descriptor, memoryview(b"\n".join([own] * (deaths + 1))))
+                    is_counted = True
         except OSError as error:
             problem = f"crashes of this load are not counted: {likely_cause(error)}"
         try:
