@@ -18,7 +18,7 @@ from orchestrator.sets.archive.hashes import link_hash
 from orchestrator.sets.archive.reader import record_offset
 from orchestrator.sets.archive.state_hashes import SubpassUse, state_hash, subpass_uses
 from orchestrator.sets.groups import decode_application, decode_link
-from orchestrator.sets.image.documents import TABLES, SharedStates, decode_document
+from orchestrator.sets.image.documents import TABLES, decode_document
 from orchestrator.sets.records import Damage, RecordSource, RecordTag, UnknownContentError
 
 
@@ -60,7 +60,7 @@ def prove_records(
 
 
 def _key_computer() -> Callable[[RecordTag, int, bytes], int | None]:
-    states, subpasses = SharedStates(), dict[int, tuple[SubpassUse, ...]]()
+    subpasses: dict[int, tuple[SubpassUse, ...]] = {}
 
     def key_of(tag: RecordTag, key: int, payload: bytes) -> int | None:
         if tag is RecordTag.APPLICATION_INFO:
@@ -70,7 +70,7 @@ def _key_computer() -> Callable[[RecordTag, int, bytes], int | None]:
             return link_hash(link.application, link.tag, link.key)
         if tag not in TABLES:
             return None
-        value = decode_document(tag, key, payload, states)
+        value = decode_document(tag, key, payload)
         if tag is RecordTag.RENDER_PASS:
             subpasses[key] = subpass_uses(value)
         return state_hash(value, subpasses.__getitem__)

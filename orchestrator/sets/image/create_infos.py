@@ -26,7 +26,6 @@ from orchestrator.registry import registry
 from orchestrator.registry.tables import Member, Struct
 from orchestrator.sets.image.documents import (
     BARE_ARRAYS,
-    SHARED_STATES,
     WORD_ARRAYS,
     count_members,
     json_members,
@@ -69,7 +68,6 @@ class Heap:
         self.pointer_slots = array("q")  # offsets of pointer fields in `data`
         self.pointer_targets = array("q")  # offsets in `data` that they point to
         self.own = Piece(bytearray())
-        self._values: dict[int, tuple[object, int]] = {}
         self._interned: dict[tuple[bytes, tuple[tuple[int, int], ...]], int] = {}
 
     def place(self, piece: Piece, *, unique: bool = False) -> int:
@@ -105,17 +103,6 @@ class Heap:
             self.pointer_slots.append(start + slot)
             self.pointer_targets.append(at_heap(target, start))
         return start
-
-    def known(self, value: object) -> int | None:
-        """Offset of a value that was remembered, by identity."""
-        found = self._values.get(id(value))
-        return None if found is None else found[1]
-
-    def remember(self, value: object, offset: int) -> int:
-        """Remember where a value that several pipelines share was placed; returns the offset."""
-        if offset >= 0:  # the reference keeps the identity from being used again
-            self._values[id(value)] = value, offset
-        return offset
 
 
 def at_heap(offset: int, own: int) -> int:
@@ -366,10 +353,6 @@ def _structures(member: Member) -> _Place:
     def one(pointed: Any, heap: Heap) -> int:
         return heap.place(nested.pack(pointed, heap))
 
-    def shared(pointed: Any, heap: Heap) -> int:
-        offset = heap.known(pointed)
-        return heap.remember(pointed, one(pointed, heap)) if offset is None else offset
-
     def several(pointed: Any, heap: Heap) -> int:
         size = nested.struct.size
         array = Piece(bytearray(size * len(pointed)))
@@ -379,8 +362,6 @@ def _structures(member: Member) -> _Place:
             at += size
         return heap.place(array)
 
-    if member.name in SHARED_STATES:
-        return shared
     return several if member.length else one
 
 

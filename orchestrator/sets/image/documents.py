@@ -11,9 +11,8 @@ ways, which tables below state:
 - pNext is an array of structures tagged by sType; those entries have no pNext of their own
 
 Pipelines of a set differ in few ways, so documents that are alike but for hashes and the data of constants
-are decoded once (PipelineDocuments), and of the others each spelling of a state (SharedStates). Whoever packs
-or checks what was decoded can remember what came of it. Absent scalars are zero and absent pointers are null,
-as in C: the archive leaves out what the driver must ignore.
+are decoded once (PipelineDocuments). Absent scalars are zero and absent pointers are null, as in C: the
+archive leaves out what the driver must ignore.
 
 Guarantees: a decoded document holds only members that the registry knows, each in its C range; an unknown
 member or an unknown structure in a pNext chain refuses the document by name, as that of a newer recorder.
@@ -37,12 +36,6 @@ from orchestrator.errors import RecordError, shown
 from orchestrator.registry import registry, structs_by_type
 from orchestrator.registry.tables import Member, Struct
 from orchestrator.sets.records import RecordTag, UnknownContentError, check_version, document_text
-
-#: Members of a graphics pipeline that are decoded once and shared; none of them holds a handle.
-SHARED_STATES: Final = frozenset({
-    "pVertexInputState", "pInputAssemblyState", "pTessellationState", "pViewportState", "pRasterizationState",
-    "pMultisampleState", "pDepthStencilState", "pColorBlendState", "pDynamicState",
-})  # fmt: skip
 
 #: Table and structure of each tag whose records hold one structure. A render pass may be of either form.
 TABLES: dict[RecordTag, tuple[tuple[str, str], ...]] = {
@@ -157,7 +150,7 @@ def _scalar_type(member: Member) -> Any:
     return Annotated[int, _RANGES[member.format]]
 
 
-def _pointer_type(member: Member, chains: bool) -> Any:
+def _pointer_type(member: Member) -> Any:
     if member.length == "null-terminated":
         return str | None
     if member.category == "void":
@@ -166,20 +159,20 @@ def _pointer_type(member: Member, chains: bool) -> Any:
         inner = registry().struct(member.type).member(BARE_ARRAYS[member.type])
         return list[list[_scalar_type(inner)]] | None  # type: ignore[misc]
     is_struct = member.category in ("struct", "union")
-    element = struct_type(member.type, chains=chains) if is_struct else _scalar_type(member)
+    element = struct_type(member.type) if is_struct else _scalar_type(member)
     return (list[element] if member.length else element) | None  # type: ignore[valid-type]
 
 
-def _member_type(struct: Struct, member: Member, counts: frozenset[str], chains: bool) -> tuple[Any, Any]:
+def _member_type(struct: Struct, member: Member, counts: frozenset[str]) -> tuple[Any, Any]:
     words = WORD_ARRAYS.get((struct.name, member.name))
     if words is not None:
         return _array_type(Annotated[int, _RANGES["I"]], words), None
     if member.name in counts:
         return _scalar_type(member) | None, None
     if member.pointer:
-        return _pointer_type(member, chains), None
+        return _pointer_type(member), None
     if member.category in ("struct", "union"):
-        nested = struct_type(member.type, chains=chains)
+        nested = struct_type(member.type)
         if member.array:
             return _array_type(nested, member.array), None
         return nested, msgspec.field(default_factory=nested)
@@ -205,59 +198,8 @@ def chain_members(parent: str) -> tuple[Struct, ...]:
     return tuple(registry().structs[name] for name in names)
 
 
-class SharedStates:
-    """State structures of graphics pipelines, by their JSON. One thread."""
-
-    def __init__(self) -> None:
-        self._values: dict[tuple[str, bytes], Any] = {}
-
-    def resolve(self, pipeline: Any) -> None:
-        """Replace the undecoded states of a pipeline by decoded values, which it may share with others."""
-        for member, written in _shared_members():
-            text = bytes(getattr(pipeline, member))
-            if text in _ABSENT:
-                setattr(pipeline, member, None)
-                continue
-            value = self._values.get((member, text))
-            if value is None:
-                try:
-                    with _making:
-                        decoder = _state_decoder(member, _may_have_chains(text))
-                    value = decoder.decode(text)
-                except msgspec.DecodeError as error:
-                    raise ValueError(f"{error} in {written!r}") from error
-                self._values[member, text] = value
-            setattr(pipeline, member, value)
-
-
-_ABSENT: Final = (b"", b"null")
-_GRAPHICS: Final = "VkGraphicsPipelineCreateInfo"
-
-
 @functools.cache
-def _shared_members() -> tuple[tuple[str, str], ...]:
-    struct = registry().struct(_GRAPHICS)
-    return tuple(
-        (member.name, json_name(struct.name, member))
-        for member in struct.members
-        if member.name in SHARED_STATES
-    )
-
-
-@functools.cache
-def _state_decoder(member: str, chains: bool) -> msgspec.json.Decoder[Any]:
-    struct = registry().struct(_GRAPHICS).member(member).type
-    return msgspec.json.Decoder(struct_type(struct, chains=chains), dec_hook=_decode_handle)
-
-
-def _may_have_chains(text: bytes) -> bool:
-    return b'"pNext"' in text or b"\\u" in text
-
-
-@functools.cache
-def struct_type(
-    name: str, *, chained: bool = False, raw_states: bool = False, chains: bool = True
-) -> type[msgspec.Struct]:
+def struct_type(name: str, *, chained: bool = False) -> type[msgspec.Struct]:
     """The msgspec type of a structure."""
     struct = registry().struct(name)
     counts = count_members(struct)
@@ -270,18 +212,16 @@ def struct_type(
             continue
         if member.name == "pNext":
             if not chained and member.pointer:
-                fields.append(("pNext", _chain_type(struct.name) if chains else None, None))
+                fields.append(("pNext", _chain_type(struct.name), None))
             continue
         annotation: Any
         default: Any
-        if raw_states and member.name in SHARED_STATES:
-            annotation, default = msgspec.Raw, msgspec.field(default_factory=msgspec.Raw)
-        elif struct.union and member.category not in ("struct", "union"):
+        if struct.union and member.category not in ("struct", "union"):
             annotation, default = _scalar_type(member) | None, None
         elif struct.union:
-            annotation, default = struct_type(member.type, chains=chains) | None, None
+            annotation, default = struct_type(member.type) | None, None
         else:
-            annotation, default = _member_type(struct, member, counts, chains)
+            annotation, default = _member_type(struct, member, counts)
         fields.append((member.name, annotation, default))
         names[member.name] = json_name(struct.name, member)
     return msgspec.defstruct(
@@ -311,35 +251,28 @@ _making: Final = threading.RLock()
 
 
 @functools.cache
-def _document_type(tag: RecordTag, chains: bool) -> type[msgspec.Struct]:
+def _document_type(tag: RecordTag) -> type[msgspec.Struct]:
     fields: list[Any] = [("version", int)]
     for table, struct in TABLES[tag]:
-        entry: Any = struct_type(struct, raw_states=struct == _GRAPHICS, chains=chains)
+        entry: Any = struct_type(struct)
         fields.append((table, dict[str, entry], msgspec.field(default_factory=dict)))
     return msgspec.defstruct(f"{tag.name.lower()}_document", fields, gc=False)
 
 
-def decode_document(tag: RecordTag, key: int, payload: bytes, states: SharedStates | None = None) -> Any:
+def decode_document(tag: RecordTag, key: int, payload: bytes) -> Any:
     """The structure that a record holds: a value whose class has its name, with its members as attributes."""
-    text = document_text(payload)
-    return _decode(tag, key, text, states, _decoder_of(tag, _may_have_chains(text)))
+    return _decode(tag, key, document_text(payload), _decoder_of(tag))
 
 
 @functools.cache
-def _decoder_of(tag: RecordTag, chains: bool) -> msgspec.json.Decoder[Any]:
+def _decoder_of(tag: RecordTag) -> msgspec.json.Decoder[Any]:
     with _making:
-        return msgspec.json.Decoder(_document_type(tag, chains), dec_hook=_decode_handle)
+        return msgspec.json.Decoder(_document_type(tag), dec_hook=_decode_handle)
 
 
-def _decode(
-    tag: RecordTag, key: int, text: bytes, states: SharedStates | None, decoder: msgspec.json.Decoder[Any]
-) -> Any:
+def _decode(tag: RecordTag, key: int, text: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
     try:
         document: Any = decoder.decode(text)
-        if tag is RecordTag.GRAPHICS_PIPELINE:
-            shared = states or SharedStates()
-            for each in document.graphicsPipelines.values():
-                shared.resolve(each)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _explain(tag, key, text, error) from None
     check_version(tag, key, document.version)
@@ -419,7 +352,6 @@ class PipelineDocuments(Generic[Made]):
     def __init__(self, make: Callable[[Any], Made]) -> None:
         """Decode pipelines."""
         self._make = make
-        self._states = SharedStates()
         self._known: dict[RecordTag, dict[tuple[bytes, ...], PipelineDocument[Made]]] = {
             tag: {} for tag in TABLES
         }
@@ -467,9 +399,8 @@ class PipelineDocuments(Generic[Made]):
     ) -> PipelineDocument[Made]:
         self._met = []
         with _making:
-            kind = _document_type(tag, _may_have_chains(text))
-            decoder = msgspec.json.Decoder(kind, dec_hook=self._number)
-        value = _decode(tag, key, text, self._states, decoder)
+            decoder = msgspec.json.Decoder(_document_type(tag), dec_hook=self._number)
+        value = _decode(tag, key, text, decoder)
         infos = tuple(
             info
             for each in stages_of(value)

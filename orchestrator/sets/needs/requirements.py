@@ -24,7 +24,7 @@ from orchestrator.registry import registry
 from orchestrator.registry.tables import EnumType, Member, Struct
 from orchestrator.sets.image.built import Needs
 from orchestrator.sets.image.create_infos import taking
-from orchestrator.sets.image.documents import BARE_ARRAYS, SHARED_STATES, WORD_ARRAYS
+from orchestrator.sets.image.documents import BARE_ARRAYS, WORD_ARRAYS
 from orchestrator.sets.needs.context import (
     CONTEXTS,
     DynamicStates,
@@ -277,7 +277,6 @@ class RequirementChecker:
         self.shaders: Final = ShaderRequirements(self._answers)
         self.descriptors: Final = DescriptorLimits(self._answers)
         self._plans: dict[type, _Plan] = {}
-        self._states: dict[tuple[int, DynamicStates], tuple[Any, str | None]] = {}
 
     @property
     def needs(self) -> Needs:
@@ -340,19 +339,10 @@ class RequirementChecker:
             if graphics and name == "pNext" and value.renderPass:
                 # With a render pass the formats of dynamic rendering are ignored.
                 several = [each for each in several if type(each).__name__ != _RENDERING]
-            walk = self._shared if graphics and name in SHARED_STATES else self._walk
             for each in several:
-                if (missing := walk(each, dynamic)) is not None:
+                if (missing := self._walk(each, dynamic)) is not None:
                     return missing
         return None
-
-    def _shared(self, state: Any, dynamic: DynamicStates) -> str | None:
-        # What is missing for a state that many pipelines share; kept by identity and dynamic states.
-        known = self._states.get((id(state), dynamic))
-        if known is None:
-            # Keep a reference to the state, so that its id is not used again.
-            known = self._states[id(state), dynamic] = (state, self._walk(state, dynamic))
-        return known[1]
 
 
 def _relevant(found: Iterable[Missing], dynamic: DynamicStates) -> str | None:
