@@ -49,9 +49,8 @@ class Exchange:
         on_steered: Called when the order of jobs may have changed.
     """
 
-    def __init__(self, scheduler: Scheduler, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self._clock_ns = clock_ns
         self._timed = False
         self._lock = threading.Lock()
         self._changes = 0
@@ -91,7 +90,7 @@ class Exchange:
         with self._lock:
             if ended is not None:
                 self._end(worker, ended, result or BatchResult())
-            answer = self.scheduler.request(worker, self._clock_ns() if self._timed else 0)
+            answer = self.scheduler.request(worker, time.perf_counter_ns() if self._timed else 0)
             if self._not_needed and not self.scheduler.satisfied:
                 self._not_needed = False
                 self._rouse()
@@ -196,7 +195,7 @@ class Exchange:
         """
         with self.steering() as scheduler:
             self._timed, self.held = limit_ns is not None, held
-            deadline_ns = None if limit_ns is None else self._clock_ns() + limit_ns
+            deadline_ns = None if limit_ns is None else time.perf_counter_ns() + limit_ns
             owes = held or (scheduler.open and scheduler.queued > 0 and not scheduler.in_flight)
             scheduler.set_deadline(deadline_ns, at_least_one=owes and bool(limit_ns))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 
@@ -28,25 +27,6 @@ def numbers(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.array(values, np.int32)
 
 
-def test_calls_are_there_from_begin_to_end(descriptor: int) -> None:
-    ours, theirs = InFlightTable(descriptor), InFlightTable(descriptor)
-    assert theirs.flights() == []
-    one = ours.begin(DriverStep.CREATE, numbers(3, 1, 2))
-    two = ours.begin(DriverStep.OBJECT, numbers(7))
-    assert [(each.step, each.numbers) for each in theirs.flights()] == [
-        (DriverStep.CREATE, (3, 1, 2)),
-        (DriverStep.OBJECT, (7,)),
-    ]
-    ours.end(one)
-    assert [each.numbers for each in theirs.flights()] == [(7,)]
-    assert [each.numbers for each in theirs.flights(ended=True)] == [(3, 1, 2)]
-    ours.begin(DriverStep.KEYS, numbers())
-    assert [each.step for each in theirs.flights()] == [DriverStep.KEYS, DriverStep.OBJECT]
-    ours.end(two)
-    ours.clear()
-    assert theirs.flights() == []
-
-
 def test_a_limit_on_files_that_is_too_small_names_the_memory(descriptor: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
@@ -61,21 +41,6 @@ def test_of_a_large_batch_it_says_from_where_to_where(descriptor: int) -> None:
     table = InFlightTable(descriptor)
     table.begin(DriverStep.CREATE, np.arange(100, 5000, dtype=np.int32))
     assert [each.numbers for each in table.flights()] == [tuple(range(100, 5000))]
-
-
-def test_it_outlives_the_process(descriptor: int) -> None:
-    table = InFlightTable(descriptor)
-    at = os.fstat(descriptor).st_size
-    process_id = os.fork()
-    if process_id == 0:
-        assert table.prepare(4) == at
-        table.mark(0, 2500)
-        table.mark(3, 1 << 60)
-        table.begin(DriverStep.CREATE, numbers(2))
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(process_id, 0)
-    assert [each.numbers for each in table.flights()] == [(2,)]
-    assert table.marks(at, 4).tolist() == [2, 0, 0, (1 << 32) - 1]
 
 
 def observed(
