@@ -203,7 +203,6 @@ class RotatingCreator(Creator):
     caches: RunCaches
     found: Creator | None
     _since_ns: int = field(factory=time.perf_counter_ns)
-    _batches: int = 0
 
     def create(self, indices: Int32s) -> CreationBatch:
         """Create a batch."""
@@ -224,26 +223,18 @@ class RotatingCreator(Creator):
 
     def between_batches(self) -> None:
         """Rotate the source, if that is due. One without anything new stays: a warm run merges nothing."""
-        self._batches += 1
-        if not (self.compiled and self.caches.policy.rolling):
+        if self.due_in_s() > 0:
             return
-        if self._is_due(time.perf_counter_ns()):
-            fresh = self.caches.exchange(self.source, self.compiled)
-            if fresh is not self.source:
-                self.source, self._since_ns = fresh, time.perf_counter_ns()
-                self._batches = self.compiled = 0
+        fresh = self.caches.exchange(self.source, self.compiled)
+        if fresh is not self.source:
+            self.source, self._since_ns, self.compiled = fresh, time.perf_counter_ns(), 0
 
     def due_in_s(self) -> float:
         """Seconds until the source has the age at which it is rotated."""
-        if not self.compiled or self.caches.refused:
+        if not (self.compiled and self.caches.rotates) or self.caches.refused:
             return math.inf
         now_ns = time.perf_counter_ns()
         return max(0.0, (self._since_ns + self.caches.rotation_age_ns(now_ns) - now_ns) / 1e9)
-
-    def _is_due(self, now_ns: int) -> bool:
-        batches = self.caches.policy.batches
-        has_enough = batches is not None and self._batches >= batches
-        return has_enough or now_ns >= self._since_ns + self.caches.rotation_age_ns(now_ns)
 
 
 # --- the sources of a run
@@ -449,12 +440,9 @@ class RunCaches:
 
     # --- while workers run
 
-    def rotation_age_ns(self, now_ns: int) -> float:
+    def rotation_age_ns(self, now_ns: int) -> int:
         """The age at which a source is rotated."""
-        policy = self.policy
-        if policy.age_ns is None:
-            return math.inf
-        return sooner_ns(policy.age_ns, policy.age_share, now_ns - self._began_ns)
+        return sooner_ns(self.policy.age_ns, self.policy.age_share, now_ns - self._began_ns)
 
     def exchange(self, source: PipelineSource, compiled: int) -> PipelineSource:
         """Rotate a worker's source out; returns a fresh one, or the same where the driver refuses another.

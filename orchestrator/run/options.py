@@ -148,19 +148,17 @@ def sooner_ns(limit_ns: int, age_share: float, age_ns: int) -> int:
 class MergePolicy:
     """When worker caches are merged into the primary.
 
-    Without `rolling` once, at the barrier; the thresholds mean nothing then. With it also as soon as a
-    worker's cache holds something new and one of the thresholds is reached; None is never.
+    Without `rolling` once, at the barrier. With it also as soon as a worker's cache holds something new and
+    has an age.
 
     Attributes:
-        batches: Batches since the worker took the cache.
         age_ns: Time since the worker took the cache.
         age_share: So much of the time since the run began takes the place of `age_ns` where it is less; 0
             for never.
     """
 
     rolling: bool = _switch(False)
-    batches: int | None = _number(512, 1)
-    age_ns: int | None = _number(2_000_000_000, 1)
+    age_ns: int = _number(2_000_000_000, 1)
     age_share: float = _number(0.0, 0, 1, whole=False)
 
 

@@ -41,7 +41,7 @@ MODES_WITH_CACHE = (
 )
 
 ONE = ScheduleOptions(batch_limit=1)
-EACH_BATCH = MergePolicy(rolling=True, batches=1, age_ns=None)
+EACH_BATCH = MergePolicy(rolling=True, age_ns=1)
 
 
 class RefusingDevice(SimulatedDevice):

@@ -143,7 +143,7 @@ async def test_with_worker_caches_and_a_barrier_it_is_saved_once_at_the_end(
 async def test_a_rolling_merge_saves_between_folds(tmp_path: Path, folder: Path) -> None:
     archive = tmp_path / "set.foz"
     write_small_set(archive, 0, 60)
-    rolling = MergePolicy(rolling=True, batches=1)
+    rolling = MergePolicy(rolling=True, age_ns=1)
     report = await compiled(archive, folder, Opener(), merge=rolling, save_policy=AT_ONCE)
     assert not any(each.error for each in report.cache_file.saves)
     assert hits(await compiled(archive, folder, Opener())) == 60

@@ -87,7 +87,7 @@ def test_a_selector_that_no_device_can_have_is_refused_before_a_process_is_asked
         RunOptions(
             workers=3,
             mode=CacheMode.TWO_LEVEL,
-            merge=MergePolicy(rolling=True, batches=None, age_ns=7),
+            merge=MergePolicy(rolling=True, age_ns=7),
             schedule=ScheduleOptions(unites=False, batch_limit=9),
             time_limit_s=0.5,
         ),

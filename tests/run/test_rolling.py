@@ -136,7 +136,7 @@ async def test_what_has_the_age_is_merged_though_no_worker_has_anything_to_do(mo
         if sum(merged) == 20:
             token.run_sync_soon(told.set)
 
-    policy = evolve(EACH_BATCH, batches=None, age_ns=200_000_000)
+    policy = evolve(EACH_BATCH, age_ns=200_000_000)
     options = RunOptions(workers=2, mode=mode, merge=policy)
     async with open_session(device, prepared_set(device), options, on_merged=on_merged) as session:
         await session.submit(range(20))

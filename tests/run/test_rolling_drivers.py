@@ -23,7 +23,7 @@ from tests.drivers import run_on_device, unsupported
 
 NAVI21 = "radv:navi21"
 SMALL_BATCHES = ScheduleOptions(order=Order.GIVEN, batch_limit=4, hit_share=1.0, target_ns=10**9)
-OFTEN = MergePolicy(rolling=True, batches=2, age_ns=None)
+OFTEN = MergePolicy(rolling=True, age_ns=1)
 
 
 def run_sample(selector: str, mode: str, rolling: bool, keep: str, start: str = "") -> dict[str, Any]:

@@ -71,7 +71,7 @@ def main() -> None:
         mode="per-worker",
         workers=2,
         batch_limit=2,
-        merge=MergePolicy(rolling=True, batches=1),
+        merge=MergePolicy(rolling=True, age_ns=1),
         save_policy=SavePolicy(growth_pipelines=4, pause_ns=1),
         trial_limits=TrialLimits(opener=f"{__spec__.name}:{opener}"),
     )

@@ -273,7 +273,7 @@ async def test_no_call_into_the_driver_is_waited_for_for_ever(archive: Path, tmp
         step = name.rpartition("_")[2]
         try:
             subset = Subset(keys=frozenset(KEYS[3:5])) if step == "module" else WHOLE
-            merge = MergePolicy(rolling=True, batches=1) if step == "read" else None
+            merge = MergePolicy(rolling=True, age_ns=1) if step == "read" else None
             options = CompileOptions(
                 mode="per-worker", workers=2, trial_limits=limits, subset=subset, merge=merge
             )
