@@ -1,4 +1,4 @@
-"""What users test with: a simulated device with options, costs, locks and bugs, and a file system that fails.
+"""What users test with: a simulated device with options, costs and bugs, and a file system that fails.
 
 Nothing here needs Vulkan. docs/testing.md shows each at work. Functions are thread-safe.
 """
@@ -16,12 +16,9 @@ from orchestrator.devices.simulated import Clock as Clock
 from orchestrator.devices.simulated import CostModel as CostModel
 from orchestrator.devices.simulated import CpuClock as CpuClock
 from orchestrator.devices.simulated import DriverBugs as DriverBugs
-from orchestrator.devices.simulated import LockingStrategy as LockingStrategy
 from orchestrator.devices.simulated import SimulatedDevice as SimulatedDevice
 from orchestrator.devices.simulated import SimulatedOptions as SimulatedOptions
 from orchestrator.devices.simulated import VirtualClock as VirtualClock
-from orchestrator.devices.simulated import lognormal_cost as lognormal_cost
-from orchestrator.devices.simulated import mapped_cost as mapped_cost
 from orchestrator.devices.simulated import simulated_features as simulated_features
 from orchestrator.devices.simulated import simulated_identity as simulated_identity
 from orchestrator.devices.simulated import simulated_image as simulated_image

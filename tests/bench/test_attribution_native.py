@@ -13,14 +13,12 @@ import pytest
 from attrs import frozen
 
 from orchestrator.devices.device import FEEDBACK_VALID, CreationBatch
-from orchestrator.devices.simulated import LockingStrategy
 from orchestrator.run.accounting import CallLog, ThreadMeter
 from orchestrator.run.records import Calls, Timing
 from tests.drivers import require_tool
 from tests.processors import one_processor
 
-NUMBERS = {LockingStrategy.NONE: 0, LockingStrategy.SINGLE_LEVEL: 1, LockingStrategy.WHOLE_COMPILE: 2}
-SERIAL = (LockingStrategy.WHOLE_COMPILE,)
+NO_LOCK, TO_LOOK_UP_AND_INSERT, WHOLE_COMPILE = STRATEGIES = range(3)  # as in native_driver.c
 TOLERANCE = 0.05
 ATTEMPTS = 50  # of a tenth of a second: a virtual machine may be without its processors for seconds
 LOOK_UP_NS, COMPILE_NS, INSERT_NS = 20_000, 12_000_000, 100_000
@@ -62,7 +60,7 @@ class Seen:
     driver_ns: int
 
 
-def measured(library: ctypes.CDLL, driver: int, strategy: LockingStrategy, workers: int) -> Seen:
+def measured(library: ctypes.CDLL, driver: int, strategy: int, workers: int) -> Seen:
     """Workers that make their calls as a run's do, between two readings of their meters."""
     each = max(2, 8 // workers)
     logs = [CallLog(number) for number in range(workers)]
@@ -75,9 +73,7 @@ def measured(library: ctypes.CDLL, driver: int, strategy: LockingStrategy, worke
             start.wait()
             for _ in range(each):
                 before = meter.begin()
-                library.driver_create(
-                    driver, NUMBERS[strategy], LOOK_UP_NS, COMPILE_NS, INSERT_NS, duration, wait
-                )
+                library.driver_create(driver, strategy, LOOK_UP_NS, COMPILE_NS, INSERT_NS, duration, wait)
                 after = meter.end()
                 none = np.zeros(1, np.uint64)
                 batch = CreationBatch(
@@ -101,7 +97,7 @@ def measured(library: ctypes.CDLL, driver: int, strategy: LockingStrategy, worke
 
 
 def measured_until(
-    good: Callable[[Seen], bool], library: ctypes.CDLL, driver: int, strategy: LockingStrategy, workers: int
+    good: Callable[[Seen], bool], library: ctypes.CDLL, driver: int, strategy: int, workers: int
 ) -> Seen:
     """The first good measurement: a machine that takes the processors away says nothing of the arithmetic."""
     seen = []
@@ -112,12 +108,12 @@ def measured_until(
     raise AssertionError(seen)
 
 
-@pytest.mark.parametrize("strategy", LockingStrategy)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("workers", [1, 8])
 def test_waits_at_the_locks_of_a_driver_in_c_are_recovered(
-    library: ctypes.CDLL, driver: int, strategy: LockingStrategy, workers: int
+    library: ctypes.CDLL, driver: int, strategy: int, workers: int
 ) -> None:
-    serial = strategy in SERIAL and workers > 1
+    serial = strategy == WHOLE_COMPILE and workers > 1
 
     def good(found: Seen) -> bool:
         # Where next to nobody waits at the lock, a share of the truth is a share of nothing.
@@ -134,6 +130,6 @@ def test_a_busy_machine_is_not_called_contention_of_a_driver_in_c(library: ctype
         return found.blocked_ns < TOLERANCE * found.driver_ns
 
     with one_processor():  # so seven of eight wait at any time
-        seen = measured_until(good, library, driver, LockingStrategy.NONE, workers=8)
+        seen = measured_until(good, library, driver, NO_LOCK, workers=8)
     assert seen.truth_ns == 0
     assert seen.run_delay_ns > 0.5 * seen.driver_ns, seen

@@ -1,6 +1,6 @@
 """Devices under test.
 
-The devices that the contract is tested on: the simulated one with each locking strategy and as lesser
+The devices that the contract is tested on: the simulated one, also as lesser
 drivers, and real drivers, each of which tests/isolation.py gives a process of its own.
 """
 
@@ -13,7 +13,6 @@ import pytest
 from orchestrator.devices.device import Device
 from orchestrator.devices.simulated import (
     DriverBugs,
-    LockingStrategy,
     SimulatedDevice,
     SimulatedOptions,
     simulated_features,
@@ -22,7 +21,7 @@ from tests.contract.subject import Subject, sample_image
 from tests.drivers import DRIVERS
 
 SIMULATED = {
-    "simulated": SimulatedOptions(locking=LockingStrategy.WHOLE_COMPILE),
+    "simulated": SimulatedOptions(),
     # As lavapipe is: a cache that keeps nothing.
     "simulated-stub": SimulatedOptions(
         bugs=DriverBugs(cache_is_stub=True),

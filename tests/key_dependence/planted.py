@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from attrs import evolve
 
@@ -63,7 +64,7 @@ def open_planted(request: DeviceRequest) -> Device:
     identity = simulated_identity()
     if "splitfma" in words:
         identity = evolve(identity, pipeline_cache_uuid=bytes(16))
-    lacks = {name: False for name in os.environ.get(LACKS, "").split(",") if name}
+    lacks: dict[str, Any] = {name: False for name in os.environ.get(LACKS, "").split(",") if name}
     return SimulatedDevice(
         SimulatedOptions(
             identity=evolve(identity, driver_id=MESA_RADV),

@@ -23,7 +23,6 @@ from orchestrator.devices.device import (
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import (
-    LockingStrategy,
     SimulatedDevice,
     SimulatedOptions,
     simulated_features,
@@ -37,7 +36,6 @@ from orchestrator.schedule.options import Order, ScheduleOptions
 from tests.run.support import EACH_BATCH
 
 ENTRY_BYTES = 1_500 + 48  # the payload, and the head of an entry in the simulated driver's data
-LOCKINGS = [each for each in LockingStrategy if each is not LockingStrategy.NONE]
 
 
 @frozen
@@ -128,15 +126,13 @@ def random_merge(chance: random.Random, mode: CacheMode) -> MergePolicy | None:
 
 
 def random_options(chance: random.Random, on_compile: Callable[[int], None]) -> SimulatedOptions:
-    """Of a device with some features and some way to lock."""
+    """Of a device with some features."""
     features = simulated_features(
         internally_synchronized_merge=chance.random() < 0.5,
         compile_required=chance.random() < 0.9,
         externally_synchronized_caches=chance.random() < 0.9,
     )
-    return SimulatedOptions(
-        features=features, locking=chance.choice(LOCKINGS), on_compile=on_compile, calls_kept=1
-    )
+    return SimulatedOptions(features=features, on_compile=on_compile, calls_kept=1)
 
 
 def random_primary(

@@ -1,4 +1,4 @@
-"""The pipeline cache of the simulated driver: its entries, its locking, and its data as bytes.
+"""The pipeline cache of the simulated driver: its entries, and its data as bytes.
 
 Layout of the data, little-endian:
 
@@ -18,14 +18,12 @@ import itertools
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable
 from typing import Final
 
 from attrs import frozen
 
 from orchestrator.devices.device import CACHE_HEADER_SIZE, DeviceIdentity
-from orchestrator.devices.simulated.locking import CacheLock, Clock, LockingStrategy, LockWait
 
 _HEADER: Final = struct.Struct("<IIII16s")
 _ENTRY: Final = struct.Struct("<32sQII")
@@ -90,77 +88,38 @@ def parse_data(data: bytes, identity: DeviceIdentity, *, any_uuid: bool = False)
 
 
 class SimulatedCache:
-    """A pipeline cache of the simulated driver, thread-safe as its strategy says. A stub keeps nothing."""
+    """A pipeline cache of the simulated driver. Thread-safe. A stub keeps nothing."""
 
-    def __init__(
-        self,
-        header: bytes,
-        entries: Iterable[CacheEntry],
-        *,
-        strategy: LockingStrategy,
-        clock: Clock,
-        stub: bool,
-    ) -> None:
-        self.lock = CacheLock(clock)
-        self._strategy = strategy
+    def __init__(self, header: bytes, entries: Iterable[CacheEntry], *, stub: bool) -> None:
         self._header = header
         self._stub = stub
         self._entries: dict[bytes, CacheEntry] = {}
-        # Protects the entries where the strategy has no lock. Otherwise a caller that breaks the rules would
-        # break the interpreter's iteration instead of being reported.
         self._mutex = threading.Lock()
-        for entry in entries:
-            self._insert(entry)
+        self.insert(entries)
 
-    def obtain(
-        self, key: bytes, make: Callable[[], CacheEntry | None], wait: LockWait
-    ) -> tuple[CacheEntry | None, bool]:
-        """Look up an entry by its binary key, or make and insert it, with the locking of the strategy.
+    def get(self, key: bytes) -> CacheEntry | None:
+        """An entry by its binary key."""
+        with self._mutex:
+            return self._entries.get(key)
 
-        Returns:
-            The entry, or None if `make` returned None; and whether it was found.
-        """
-        whole = self._held(wait) if self._strategy is LockingStrategy.WHOLE_COMPILE else nullcontext()
-        part = wait if self._strategy is LockingStrategy.SINGLE_LEVEL else None
-        with whole:
-            with self._held(part):
-                found = self._entries.get(key)
-            if found is not None:
-                return found, True
-            if (made := make()) is not None:
-                with self._held(part):
-                    self._insert(made)
-            return made, False
+    def insert(self, entries: Iterable[CacheEntry]) -> None:
+        """Insert entries, without those that are here already."""
+        with self._mutex:
+            for entry in () if self._stub else entries:
+                self._entries.setdefault(entry.key, entry)
 
-    def absorb(self, entries: Mapping[bytes, CacheEntry], wait: LockWait) -> None:
-        """Merge the entries of another cache, without those that are here already."""
-        with self._held(wait):
-            for entry in entries.values():
-                self._insert(entry)
+    def snapshot(self) -> list[CacheEntry]:
+        """The current entries, in the order of insertion."""
+        with self._mutex:
+            return list(self._entries.values())
 
-    def snapshot(self, wait: LockWait) -> dict[bytes, CacheEntry]:
-        """The current entries by binary key, in the order of insertion."""
-        with self._held(wait), self._mutex:
-            return dict(self._entries)
-
-    def size(self, wait: LockWait) -> int:
+    def size(self) -> int:
         """Size of the complete data, bytes."""
-        return _HEADER.size + sum(entry.size for entry in self.snapshot(wait).values())
+        return _HEADER.size + sum(entry.size for entry in self.snapshot())
 
-    def read(self, capacity: int, wait: LockWait) -> tuple[bytes, bool]:
+    def read(self, capacity: int) -> tuple[bytes, bool]:
         """The data up to the last entry that fits, b"" if not even the header does; if it is complete."""
-        parts = [self._header, *(entry.encode() for entry in self.snapshot(wait).values())]
+        parts = [self._header, *(entry.encode() for entry in self.snapshot())]
         ends = itertools.accumulate(map(len, parts))
         fitting = [part for part, end in zip(parts, ends, strict=True) if end <= capacity]
         return b"".join(fitting), len(fitting) == len(parts)
-
-    def _held(self, wait: LockWait | None) -> AbstractContextManager[None]:
-        # Without a wait to add to, the strategy holds no lock here.
-        if wait is None or self._strategy is LockingStrategy.NONE:
-            return nullcontext()
-        return self.lock.held(wait)
-
-    def _insert(self, entry: CacheEntry) -> None:
-        if not self._stub:
-            with self._mutex:
-                self._entries.setdefault(entry.key, entry)

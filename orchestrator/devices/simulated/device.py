@@ -11,6 +11,7 @@ Assumptions: of an image it uses only keys, kinds, modules and library links.
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +19,6 @@ from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from attrs import evolve, frozen
 
 from orchestrator.devices.binary_data import (
@@ -54,26 +54,21 @@ from orchestrator.devices.request import (
 )
 from orchestrator.devices.simulated.cache import SimulatedCache
 from orchestrator.devices.simulated.driver import Creation, SimulatedDriver
-from orchestrator.devices.simulated.locking import LockWait
 from orchestrator.devices.simulated.options import SimulatedOptions, without_bumped_uuid
 from orchestrator.errors import DeviceError
 
 # Shared by all devices of the process, so that no two devices have equal handles.
 _handles = itertools.count(0x51D0_0001)
-_NO_PIPELINES: Final = np.zeros(0, np.int64)
 
 
 @frozen(eq=False)
 class CallRecord:
-    """The true times of one call."""
+    """One call."""
 
     operation: str  # name of the device's method
     cache: str  # name of the cache that it used or merged into, "" for none
-    thread_id: int  # `threading.get_ident()` of the caller
+    pipelines: int  # number of pipelines to create
     duration_ns: int  # time inside the driver on the device's clock
-    lock_wait_ns: int  # part of it spent waiting for the lock of a cache
-    # the waits by pipeline, in the order of the call, shape (n,); empty if it creates none
-    pipeline_lock_wait_ns: npt.NDArray[np.int64]
 
 
 class SimulatedPipelines(PreparedPipelines):
@@ -115,8 +110,8 @@ class SimulatedPipelines(PreparedPipelines):
 class SimulatedDevice(Device):
     """A `Device` with a simulated driver.
 
-    Thread-safe. In addition it reports the truth: `true_lock_wait_ns`, `calls`, `compile_counts`,
-    `live_caches`, `live_pipelines` and others.
+    Thread-safe. In addition it reports the truth: `calls`, `compile_counts`, `live_caches`, `live_pipelines`
+    and others.
 
     Attributes:
         driver: The simulated driver, for what the device does not tell.
@@ -141,7 +136,6 @@ class SimulatedDevice(Device):
         self.driver: Final = SimulatedDriver(self.identity, chosen, self.capabilities)
         self._mutex = threading.Lock()
         self._records: deque[CallRecord] = deque(maxlen=chosen.calls_kept)
-        self._waits: dict[int, int] = {}
         self._of_driver: dict[int, SimulatedCache] = {}
         self._pipelines: set[int] = set()
         self._binaries: dict[int, PipelineBinary] = {}
@@ -172,9 +166,9 @@ class SimulatedDevice(Device):
     # --- caches
 
     def _create_cache(self, data: bytes, external: bool, merged_internally: bool, name: str) -> int:
-        del merged_internally
+        del external, merged_internally
         with self._recorded("create_pipeline_cache", name):
-            made = self.driver.create_cache(data, synchronized=not external)
+            made = self.driver.create_cache(data)
         handle = next(_handles)
         with self._mutex:
             self._of_driver[handle] = made
@@ -182,23 +176,18 @@ class SimulatedDevice(Device):
 
     def _merge_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
         into, *merged = (self._of_driver[each.handle] for each in (destination, *sources))
-        with self._recorded("merge_pipeline_caches", destination.name) as wait:
-            self.driver.merge_caches(into, merged, wait)
+        with self._recorded("merge_pipeline_caches", destination.name):
+            self.driver.merge_caches(into, merged)
 
     def _cache_size(self, cache: PipelineCache) -> int:
-        with self._recorded("pipeline_cache_size", cache.name) as wait:
-            return self.driver.cache_size(self._of_driver[cache.handle], wait)
+        with self._recorded("pipeline_cache_size", cache.name):
+            return self.driver.cache_size(self._of_driver[cache.handle])
 
     def _cache_data(self, cache: PipelineCache, limit: int | None) -> PipelineCacheData:
         used = self._of_driver[cache.handle]
-        with self._recorded("pipeline_cache_data", cache.name) as wait:
-            while True:
-                size = self.driver.cache_size(used, wait)
-                capacity = size if limit is None else min(size, limit)
-                data, complete = self.driver.cache_data(used, capacity, wait)
-                # Incomplete although there was room for all: the cache grew between the two calls.
-                if complete or capacity < size or capacity == limit:
-                    return PipelineCacheData(data, complete=complete)
+        with self._recorded("pipeline_cache_data", cache.name):
+            data, complete = self.driver.cache_data(used, sys.maxsize if limit is None else limit)
+        return PipelineCacheData(data, complete=complete)
 
     def _destroy_cache(self, cache: PipelineCache) -> None:
         with self._mutex:
@@ -227,14 +216,13 @@ class SimulatedDevice(Device):
         identified: bool = False,
     ) -> CreationBatch:
         batch = CreationBatch.of_zeros(len(indices))
-        waits = np.zeros(len(indices), np.int64)
         numbers: list[int] = indices.tolist()
         cache = source if isinstance(source, PipelineCache) else None
         used = None if cache is None else self._of_driver.get(cache.handle)
         what = "create_identified" if identified else "create_pipelines"
         source.begin_use(what)
         try:
-            with self._recorded(what, "" if cache is None else cache.name, waits) as wait:
+            with self._recorded(what, "" if cache is None else cache.name, len(indices)):
                 # In ascending order, because libraries precede the pipelines that link them.
                 for place in sorted(range(len(indices)), key=numbers.__getitem__):
                     index = numbers[place]
@@ -246,8 +234,6 @@ class SimulatedDevice(Device):
                         made = self.driver.create_pipeline(
                             bound.keys[index], used, fail_on_compile_required=fail_on_compile_required
                         )
-                    waits[place] = made.lock_wait_ns
-                    wait.ns += made.lock_wait_ns
                     self._put(batch, place, made, bound, index, keep=keep)
         finally:
             source.end_use()
@@ -346,7 +332,7 @@ class SimulatedDevice(Device):
     ) -> CreationBatch:
         batch = CreationBatch.of_zeros(len(indices))
         ends = np.cumsum(held.counts)
-        with self._recorded("create_from_binaries"):
+        with self._recorded("create_from_binaries", pipelines=len(indices)):
             for place, index in enumerate(indices.tolist()):
                 given = self._binary_data(held.handles[ends[place] - held.counts[place] : ends[place]])
                 made = Creation(ERROR_UNKNOWN)
@@ -415,12 +401,6 @@ class SimulatedDevice(Device):
         return len(self._prepared)
 
     @property
-    def waiting_for_locks(self) -> int:
-        """Number of calls that wait for the lock of a cache now."""
-        with self._mutex:
-            return sum(each.lock.waiting for each in self._of_driver.values())
-
-    @property
     def wrong_binaries(self) -> int:
         """Number of pipelines created from another pipeline's binaries, which must not happen."""
         return self.driver.wrong_binaries
@@ -434,11 +414,6 @@ class SimulatedDevice(Device):
     def compile_counts(self) -> dict[int, int]:
         """Number of complete compiles of each pipeline, by its key in the set, without hits."""
         return self.driver.compile_counts
-
-    def true_lock_wait_ns(self, thread_id: int | None = None) -> int:
-        """Time that calls of one thread, or of all, waited for locks of caches, ns on the device's clock."""
-        with self._mutex:
-            return sum(self._waits.values()) if thread_id is None else self._waits.get(thread_id, 0)
 
     def calls(self) -> tuple[CallRecord, ...]:
         """The last `calls_kept` calls that used a cache or created pipelines, in the order of their ends."""
@@ -454,18 +429,15 @@ class SimulatedDevice(Device):
         self.driver.hangs.release(SUCCESS)
 
     @contextmanager
-    def _recorded(
-        self, what: str, cache: str = "", waits: npt.NDArray[np.int64] = _NO_PIPELINES
-    ) -> Iterator[LockWait]:
-        wait, thread, clock = LockWait(), threading.get_ident(), self._options.clock
+    def _recorded(self, what: str, cache: str = "", pipelines: int = 0) -> Iterator[None]:
+        clock = self._options.clock
         start = clock.now_ns()
         try:
-            yield wait
+            yield
         finally:
-            record = CallRecord(what, cache, thread, clock.now_ns() - start, wait.ns, waits)
+            record = CallRecord(what, cache, pipelines, clock.now_ns() - start)
             with self._mutex:
                 self._records.append(record)
-                self._waits[thread] = self._waits.get(thread, 0) + wait.ns
 
 
 def _without_own(features: DeviceFeatures, enabled: DeviceCapabilities) -> DeviceFeatures:

@@ -1,7 +1,7 @@
 """The simulated driver: what its commands do, its bugs, and the record of what it compiled and how often.
 
-The device above it implements ownership, checks and errors. The driver is deterministic for one thread, and
-for several as far as the locking strategy determines their order. It has the thread safety of a driver.
+The device above it implements ownership, checks and errors. The driver is deterministic for one thread. Two
+threads may compile the same pipeline at the same time, as its caches lock only to look up and to insert.
 """
 
 from __future__ import annotations
@@ -29,18 +29,16 @@ from orchestrator.devices.device import (
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated.cache import CacheEntry, SimulatedCache, encode_header, parse_data
-from orchestrator.devices.simulated.locking import LockingStrategy, LockWait
 from orchestrator.devices.simulated.options import CacheOperation, SimulatedOptions
 
 
 @frozen
 class Creation:
-    """What creating one pipeline gave: VkResult, creation feedback, and the time at locks, ns."""
+    """What creating one pipeline gave: VkResult and creation feedback."""
 
     result: int
     feedback_flags: int = 0
     duration_ns: int = 0
-    lock_wait_ns: int = 0
 
 
 class Hangs:
@@ -88,7 +86,6 @@ class SimulatedDriver:
         self._cost, self._clock, self._bugs = options.cost, options.clock, options.bugs
         self._key_salt = _key_salt(options.keys_depend_on, options.request, capabilities)
         self._mutex = threading.Lock()
-        self._growths_left = options.bugs.data_grows_between_calls
         self._compiled: Counter[int] = Counter()
 
     @property
@@ -136,7 +133,7 @@ class SimulatedDriver:
                 self.wrong_binaries += 1
         return Creation(SUCCESS, FEEDBACK_VALID, self._clock.now_ns() - start)
 
-    def create_cache(self, data: bytes, *, synchronized: bool) -> SimulatedCache:
+    def create_cache(self, data: bytes) -> SimulatedCache:
         """Create a cache with initial data, as vkCreatePipelineCache."""
         command = "vkCreatePipelineCache"
         self._check_memory(CacheOperation.CREATE, command)
@@ -146,65 +143,48 @@ class SimulatedDriver:
             if parsed.bad and self._bugs.create_fails_on_bad_data:
                 check(command, ERROR_INITIALIZATION_FAILED)
             entries = () if self._bugs.initial_data_dropped else parsed.entries
-        return SimulatedCache(
-            encode_header(self._identity),
-            entries,
-            strategy=self._options.locking if synchronized else LockingStrategy.NONE,
-            clock=self._clock,
-            stub=self._bugs.cache_is_stub,
-        )
+        return SimulatedCache(encode_header(self._identity), entries, stub=self._bugs.cache_is_stub)
 
-    def merge_caches(
-        self, destination: SimulatedCache, sources: Sequence[SimulatedCache], wait: LockWait
-    ) -> None:
+    def merge_caches(self, destination: SimulatedCache, sources: Sequence[SimulatedCache]) -> None:
         """Merge caches, as vkMergePipelineCaches; duplicates are pruned."""
         self._check_memory(CacheOperation.MERGE, "vkMergePipelineCaches")
         if self._bugs.merge_does_nothing:
             return
         for source in sources:
             # Takes one lock at a time, so that two merges in opposite directions do not deadlock.
-            entries = source.snapshot(wait)
+            entries = source.snapshot()
             self._clock.spend(self._cost.merge_entry_ns * len(entries))
-            destination.absorb(entries, wait)
+            destination.insert(entries)
 
-    def cache_size(self, cache: SimulatedCache, wait: LockWait) -> int:
+    def cache_size(self, cache: SimulatedCache) -> int:
         """Bytes that a read would give, as vkGetPipelineCacheData with a null pointer."""
         self._check_memory(CacheOperation.READ, "vkGetPipelineCacheData")
-        total = cache.size(wait)
-        self._grow(cache, wait)
-        return total
+        return cache.size()
 
-    def cache_data(self, cache: SimulatedCache, capacity: int, wait: LockWait) -> tuple[bytes, bool]:
+    def cache_data(self, cache: SimulatedCache, capacity: int) -> tuple[bytes, bool]:
         """At most so many bytes of a cache, as vkGetPipelineCacheData, and whether they are all."""
         self._check_memory(CacheOperation.READ, "vkGetPipelineCacheData")
-        return cache.read(capacity, wait)
+        return cache.read(capacity)
 
     def create_pipeline(
         self, key: int, cache: SimulatedCache | None, *, fail_on_compile_required: bool
     ) -> Creation:
         """Create one pipeline, as an element of a vkCreate*Pipelines call; None for VK_NULL_HANDLE."""
-        start, wait = self._clock.now_ns(), LockWait()
-        result = SUCCESS
-
-        forbidden = fail_on_compile_required and not self._bugs.compile_required_ignored
-
-        def make() -> CacheEntry | None:
-            nonlocal result
-            result = PIPELINE_COMPILE_REQUIRED if forbidden else self._compile(key)
-            return self._entry(key) if result == SUCCESS else None
-
-        hit = False
-        if cache is None:
-            make()
+        start, result, flags = self._clock.now_ns(), SUCCESS, FEEDBACK_VALID
+        found = cache.get(self.binary_key(key)) if cache is not None else None
+        if found is not None:
+            flags |= FEEDBACK_APPLICATION_CACHE_HIT
+            self._clock.spend(self._cost.hit_ns)
+            if found.build != self._build:
+                with self._mutex:
+                    self.foreign_hits += 1
+        elif fail_on_compile_required and not self._bugs.compile_required_ignored:
+            result = PIPELINE_COMPILE_REQUIRED
         else:
-            entry, hit = cache.obtain(self.binary_key(key), make, wait)
-            if hit and entry is not None:
-                self._clock.spend(self._cost.hit_ns)
-                if entry.build != self._build:
-                    with self._mutex:
-                        self.foreign_hits += 1
-        flags = FEEDBACK_VALID | (FEEDBACK_APPLICATION_CACHE_HIT if hit else 0)
-        return Creation(result, flags, self._clock.now_ns() - start, wait.ns)
+            result = self._compile(key)
+            if result == SUCCESS and cache is not None:
+                cache.insert([self._entry(key)])
+        return Creation(result, flags, self._clock.now_ns() - start)
 
     def _compile(self, key: int) -> int:
         if self._options.on_compile is not None:
@@ -226,15 +206,6 @@ class SimulatedDriver:
         # Cheap to make and of the right size; it is never executed.
         payload = (binary_key * (size // len(binary_key) + 1))[:size]
         return CacheEntry(binary_key, self._build, payload)
-
-    def _grow(self, cache: SimulatedCache, wait: LockWait) -> None:
-        with self._mutex:
-            if self._growths_left <= 0:
-                return
-            self._growths_left -= 1
-            number = self._growths_left
-        key = hashlib.sha256(b"entry of the driver's own" + number.to_bytes(8, "little")).digest()
-        cache.absorb({key: CacheEntry(key, self._build, key)}, wait)
 
     def _check_memory(self, operation: CacheOperation, command: str) -> None:
         if operation in self._bugs.out_of_memory_operations:

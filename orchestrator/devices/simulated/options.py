@@ -12,6 +12,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from statistics import NormalDist
 from typing import Final
 
@@ -22,7 +23,7 @@ from orchestrator.devices.binary_data import BinaryProperties
 from orchestrator.devices.device import DeviceCapabilities, DeviceFeatures, DeviceIdentity
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.devices.simulated.locking import Clock, LockingStrategy, VirtualClock
+from orchestrator.devices.simulated.clocks import Clock, VirtualClock
 from orchestrator.registry.tables import NEWEST_VERSION, AnyDevice
 
 
@@ -63,7 +64,6 @@ class DriverBugs:
     initial_data_dropped: bool = False  # good initial data is silently ignored
     # creating a cache with bad data fails instead of ignoring the data
     create_fails_on_bad_data: bool = False
-    data_grows_between_calls: int = 0  # how many times the cache grows right after a query of its size
     compile_required_ignored: bool = False  # it compiles although that is forbidden
     merge_does_nothing: bool = False  # merging succeeds and changes nothing
     cache_is_stub: bool = False  # A cache only ever holds its header: no hits, and merging does nothing
@@ -92,57 +92,42 @@ _HIT_NS: Final = 5_000
 _ENTRY_BYTES: Final = 1_500
 
 
-def mapped_cost(values: Mapping[int, int], default: int = _COMPILE_NS) -> Callable[[int], int]:
-    """Values by pipeline key, with a default."""
-    own = dict(values)
-    return lambda key: own.get(key, default)
-
-
-def lognormal_cost(median: int, sigma: float, seed: int = 0) -> Callable[[int], int]:
-    """Lognormal values by pipeline key: a few pipelines cost far more than most, as in real sets.
-
-    `sigma` is the standard deviation of the logarithm. Different seeds give different values.
-    """
-    key_of_seed, normal = seed.to_bytes(8, "little"), NormalDist()
-
-    def cost(key: int) -> int:
-        digest = hashlib.blake2b(key.to_bytes(8, "little"), digest_size=8, key=key_of_seed).digest()
-        # The middle of one of 2**53 equal intervals, because the normal quantile of 0 or 1 is infinite.
-        uniform = ((int.from_bytes(digest, "little") >> 11) + 0.5) / 2**53
-        return max(1, round(median * math.exp(sigma * normal.inv_cdf(uniform))))
-
-    return cost
-
-
 @frozen
 class CostModel:
     """The costs of pipelines."""
 
     # time to compile a pipeline, by key, ns
-    compile_ns: Callable[[int], int] = field(factory=lambda: mapped_cost({}))
+    compile_ns: Callable[[int], int] = lambda _: _COMPILE_NS
     hit_ns: int = _HIT_NS  # time of a cache hit, ns
     # size of a pipeline's code in a cache, by key, without the header of the entry
-    entry_bytes: Callable[[int], int] = field(factory=lambda: mapped_cost({}, _ENTRY_BYTES))
+    entry_bytes: Callable[[int], int] = lambda _: _ENTRY_BYTES
     merge_entry_ns: int = 0  # time to merge one source entry, duplicates included, ns
-
-    @classmethod
-    def constant(cls, compile_ns: int, hit_ns: int = _HIT_NS) -> CostModel:
-        """The same compile time for every pipeline."""
-        return cls(mapped_cost({}, compile_ns), hit_ns)
 
     @classmethod
     def mapped(
         cls, compile_ns: Mapping[int, int], default: int = _COMPILE_NS, hit_ns: int = _HIT_NS
     ) -> CostModel:
         """Compile times by pipeline key, ns."""
-        return cls(mapped_cost(compile_ns, default), hit_ns)
+        own = dict(compile_ns)
+        return cls(lambda key: own.get(key, default), hit_ns)
 
     @classmethod
     def lognormal(
         cls, median_ns: int = _COMPILE_NS, sigma: float = 1.0, seed: int = 0, hit_ns: int = _HIT_NS
     ) -> CostModel:
-        """Compile times as in real sets: see `lognormal_cost`."""
-        return cls(lognormal_cost(median_ns, sigma, seed), hit_ns)
+        """Lognormal compile times: a few pipelines cost far more than most, as in real sets.
+
+        `sigma` is the standard deviation of the logarithm. Different seeds give different values.
+        """
+        key_of_seed, normal = seed.to_bytes(8, "little"), NormalDist()
+
+        def compile_ns(key: int) -> int:
+            digest = hashlib.blake2b(key.to_bytes(8, "little"), digest_size=8, key=key_of_seed).digest()
+            # The middle of one of 2**53 equal intervals, because the normal quantile of 0 or 1 is infinite.
+            uniform = ((int.from_bytes(digest, "little") >> 11) + 0.5) / 2**53
+            return max(1, round(median_ns * math.exp(sigma * normal.inv_cdf(uniform))))
+
+        return cls(compile_ns, hit_ns)
 
 
 def _cache_uuid(vendor_id: int, device_id: int, build: int) -> bytes:
@@ -177,25 +162,17 @@ def without_bumped_uuid(identity: DeviceIdentity) -> DeviceIdentity:
     return evolve(identity, pipeline_cache_uuid=_cache_uuid(identity.vendor_id, identity.device_id, 0))
 
 
-def simulated_features(
-    *,
-    externally_synchronized_caches: bool = True,
-    creation_feedback: bool = True,
-    pipeline_binaries: bool = True,
-    shader_module_identifiers: bool = True,
-    internally_synchronized_merge: bool = True,
-    compile_required: bool = True,
-) -> DeviceFeatures:
-    """All features, except those that are given as absent."""
-    return DeviceFeatures(
-        externally_synchronized_caches=externally_synchronized_caches,
-        creation_feedback=creation_feedback,
-        pipeline_binaries=pipeline_binaries,
-        shader_module_identifiers=shader_module_identifiers,
-        internally_synchronized_merge=internally_synchronized_merge,
-        compile_required=compile_required,
-        driver_caches="disabled: the simulated driver has none",
-    )
+simulated_features: Final = partial(
+    DeviceFeatures,
+    externally_synchronized_caches=True,
+    creation_feedback=True,
+    pipeline_binaries=True,
+    shader_module_identifiers=True,
+    internally_synchronized_merge=True,
+    compile_required=True,
+    driver_caches="disabled: the simulated driver has none",
+)
+"""All features, except those that are given as absent."""
 
 
 @frozen
@@ -210,8 +187,6 @@ class SimulatedOptions:
     # what its keys depend on besides the pipeline: features as "structure::member", and members of
     # `ApplicationInfo` such as "api_version"
     keys_depend_on: frozenset[str] = frozenset()
-    # the locking of its internally synchronized caches
-    locking: LockingStrategy = LockingStrategy.SINGLE_LEVEL
     cost: CostModel = field(factory=CostModel)  # the costs of pipelines
     # `CpuClock` burns processor time for the costs; on `VirtualClock` no time passes
     clock: Clock = field(factory=VirtualClock)
@@ -225,7 +200,7 @@ class SimulatedOptions:
     same_binary: Mapping[int, int] = field(factory=dict)
     # pipelines that cannot be passed to the driver, by key, with the reason
     unusable: Mapping[int, str] = field(factory=dict)
-    # called with a pipeline's key in the compiling thread before it compiles, under the locks of the
-    # strategy; a test can synchronize threads with it
+    # called with a pipeline's key in the compiling thread before it compiles; a test can synchronize threads
+    # with it
     on_compile: Callable[[int], None] | None = None
     calls_kept: int = 65_536  # number of calls that `SimulatedDevice.calls` keeps

@@ -97,18 +97,6 @@ def test_create_fails_on_bad_data(bad: bytes) -> None:
     assert hits(broken, data_of(broken)) == 3
 
 
-def test_data_grows_between_calls() -> None:
-    device = device_with(DriverBugs(data_grows_between_calls=2))
-    cache = device.create_pipeline_cache()
-    small = device.pipeline_cache_size(cache)
-    read = device.pipeline_cache_data(cache)
-    assert read.complete
-    assert len(read.data) > small
-    assert device.pipeline_cache_size(cache) == len(read.data)
-    # It is whole: a cache made of it is as large.
-    assert device.pipeline_cache_size(device.create_pipeline_cache(read.data)) == len(read.data)
-
-
 def test_merge_does_nothing() -> None:
     device = device_with(DriverBugs(merge_does_nothing=True))
     source = device.create_pipeline_cache(data_of(device))

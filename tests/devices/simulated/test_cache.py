@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from orchestrator.devices.simulated.cache import parse_data
 from orchestrator.testing import (
     CostModel,
-    LockingStrategy,
     SimulatedDevice,
     SimulatedOptions,
     simulated_identity,
@@ -24,10 +23,9 @@ HEADER = 32
 ENTRY = 48 + 100
 
 
-def filled(count: int = 3, locking: LockingStrategy = LockingStrategy.NONE) -> bytes:
+def filled(count: int = 3) -> bytes:
     """Data of a cache with so many entries of equal size."""
-    cost = CostModel(entry_bytes=lambda _: 100)
-    device = SimulatedDevice(SimulatedOptions(cost=cost, locking=locking))
+    device = SimulatedDevice(SimulatedOptions(cost=CostModel(entry_bytes=lambda _: 100)))
     cache = device.create_pipeline_cache()
     prepared = device.prepare(simulated_image(range(count)))
     device.create_pipelines(prepared, np.arange(count, dtype=np.int32), cache)
@@ -50,8 +48,6 @@ def test_data_is_a_header_of_version_one_and_entries_in_their_order() -> None:
     assert len(DATA) == HEADER + 3 * ENTRY
     assert len(set(KEYS)) == 3
     assert not parse_data(DATA, IDENTITY).bad
-    # Two levels are read as one.
-    assert set(keys_of(filled(5, LockingStrategy.WHOLE_COMPILE))) == set(keys_of(filled(5)))
 
 
 @given(st.integers(0, 600))

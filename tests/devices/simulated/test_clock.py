@@ -7,10 +7,8 @@ import threading
 import time
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from orchestrator.testing import CostModel, CpuClock, VirtualClock, lognormal_cost
+from orchestrator.testing import CostModel, CpuClock, VirtualClock
 
 
 @pytest.mark.parametrize("duration_ns", [0, 1, 3_000, 3_000_000])
@@ -56,26 +54,18 @@ def test_virtual_time_is_each_threads_own() -> None:
     thread.join()
     assert seen == [7]
     assert clock.now_ns() == 100
-    clock.advance(1_000)
-    assert clock.now_ns() == 1_100
-    assert clock.spent_ns == 107
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32))
-def test_lognormal_costs_depend_on_key_and_seed_alone(key: int, seed: int) -> None:
-    first = lognormal_cost(1_000_000, 1.0, seed)
-    assert first(key) == lognormal_cost(1_000_000, 1.0, seed)(key) >= 1
-
-
-def test_lognormal_costs_have_the_median_and_the_tail_asked_for() -> None:
-    draws = [lognormal_cost(1_000_000, 1.0, seed=3)(key) for key in range(4_000)]
+def test_lognormal_costs_depend_on_key_and_seed_alone() -> None:
+    draws, again, others = (
+        list(map(CostModel.lognormal(1_000_000, 1.0, seed).compile_ns, range(4_000))) for seed in (3, 3, 4)
+    )
     # Median e^0, mean e^(1/2), of 4,000 draws that never change.
     assert statistics.median(draws) == pytest.approx(1_000_000, rel=0.06)
     assert statistics.mean(draws) == pytest.approx(1_648_721, rel=0.1)
-    assert draws != [lognormal_cost(1_000_000, 1.0, seed=4)(key) for key in range(4_000)]
+    assert draws == again != others
 
 
 def test_costs_by_key_fall_back() -> None:
     model = CostModel.mapped({1: 10}, default=20, hit_ns=3)
     assert (model.compile_ns(1), model.compile_ns(2), model.hit_ns) == (10, 20, 3)
-    assert CostModel.constant(9).compile_ns(77) == 9

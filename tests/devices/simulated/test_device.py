@@ -101,7 +101,7 @@ def test_every_call_is_on_record() -> None:
     device.pipeline_cache_data(cache)
     assert [each.operation for each in device.calls()] == ["create_pipelines", "pipeline_cache_data"]
     assert [each.cache for each in device.calls()] == ["mine", "mine"]
-    assert device.calls()[0].pipeline_lock_wait_ns.tolist() == [0, 0]
+    assert [each.pipelines for each in device.calls()] == [2, 0]
 
 
 # Host synchronization beyond the flag.
@@ -122,6 +122,24 @@ def test_two_merges_in_opposite_directions_do_not_lock_each_other_out() -> None:
         for done in [pool.submit(merge, into) for into in range(2)]:
             done.result(30.0)
     assert device.pipeline_cache_size(first) == device.pipeline_cache_size(second)
+
+
+def test_many_threads_on_one_cache_leave_it_whole() -> None:
+    device = SimulatedDevice()
+    cache = device.create_pipeline_cache()
+    image = simulated_image(range(1, 41))
+    everything = np.arange(40, dtype=np.int32)
+
+    def work(shift: int) -> None:
+        prepared = device.prepare(image)
+        for index in np.roll(everything, shift):
+            device.create_pipelines(prepared, at(int(index)), cache)
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, 10 * worker) for worker in range(4)]:
+            done.result(30.0)
+    again = device.create_pipelines(device.prepare(image), everything, cache)
+    assert again.feedback_flags.tolist() == [3] * 40
 
 
 # Libraries.
