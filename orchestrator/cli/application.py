@@ -2,8 +2,8 @@
 
 An option that several verbs have reads and behaves the same everywhere.
 
-Guarantees: only the verb that is called is loaded, and it imports what it needs for its work when it works:
-asking for help opens no driver and loads no numpy.
+Guarantees: only the verb that is called is loaded, and asking for help opens no driver. `compile` imports
+what it needs for its work when it works.
 """
 
 from __future__ import annotations

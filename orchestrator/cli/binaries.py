@@ -16,7 +16,7 @@ from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag, Private
 from orchestrator.cli.documents import BinariesDocument, BinariesGeneration
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, byte_text, path_text, plural, printable, styled, table
-from orchestrator.cli.pruned import devices_here
+from orchestrator.cli.prune import devices_here
 from orchestrator.cli.values import (
     age_ns,
     cache_files_directory,

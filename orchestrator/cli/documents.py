@@ -26,6 +26,7 @@ from orchestrator.regress.comparison import ExecutableTotals, OnlyOne
 from orchestrator.regress.results import Side
 from orchestrator.regress.rules import RuleVerdict
 from orchestrator.regress.times import TimedPipeline
+from orchestrator.run.cache_joining import JoinedFile
 from orchestrator.run.records import (
     ApiVersion,
     CompileReport,
@@ -523,22 +524,12 @@ class BinariesDocument(Document, frozen=True, kw_only=True):
     dry_run: bool = False  # Whether nothing was removed.
 
 
-class MergedFile(Record, frozen=True, kw_only=True):
-    """A cache file to merge."""
-
-    path: Path
-    status: str  # LOADED if it was merged, else why not.
-    detail: str  # The same in words.
-    data_bytes: int  # Size of the driver's data in it.
-    added_bytes: int  # Bytes that it added to the merged cache.
-
-
 class MergeDocument(Document, frozen=True, kw_only=True):
     """`merge --json`."""
 
     device: IdentityRecord  # The device that merged.
     output: str  # The output file.
-    files: tuple[MergedFile, ...]  # The result for each file.
+    files: tuple[JoinedFile, ...]  # The result for each file.
     merged: int  # Number of merged files.
     refused: int  # Number of files left out.
     data_bytes: int  # Size of the merged cache.

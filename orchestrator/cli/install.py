@@ -6,6 +6,7 @@ merged with the device's cache file. The contents of a pack never determine a pa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,13 +14,17 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from orchestrator.cli.application import CacheDirectory, DeviceSelector, Flag, JsonFlag, TrustedKey
+from orchestrator.cli.documents import DeliveredDocument, InstallDocument, NearestTarget
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.output import Output, byte_text, path_text, plural, styled
-from orchestrator.cli.values import trusted_key, usable_directory
+from orchestrator.cli.output import Output, byte_text, path_text, plural, styled, table
+from orchestrator.cli.values import extra, trusted_key, usable_directory
+from orchestrator.packs.delivery import INDEX, deliver
+from orchestrator.packs.driver import Installed, PackDeviceOpened, install
+from orchestrator.packs.fetching import Source, directory_source
+from orchestrator.stores.pack import Pack, PackTarget, is_pack
 
 if TYPE_CHECKING:
-    from orchestrator.packs.driver import Installed, PackDeviceOpened
-    from orchestrator.stores.pack import Pack, PackTarget
+    from orchestrator.stores.signing import PublicKey
 
 
 def install_verb(
@@ -57,17 +62,13 @@ def install_verb(
             its source as you would trust a program.
         component: Of a release: install only this component. May be given several times.
     """
-    from orchestrator.cli.delivered import install_release, release_at
-    from orchestrator.packs import driver
-    from orchestrator.stores.pack import Pack, is_pack
-
     out = Output(json=json)
     if trust is not None and unsigned:
         raise UsageError("--trust and --unsigned contradict each other", "leave one out")
     if cache_dir is not None and is_pack(cache_dir):
         said = f"{path_text(cache_dir)}: it is a pack, whose manifest would not agree with its files any more"
         raise UsageError(said, "name another --cache-dir; `orchestrator merge` joins packs")
-    key, release = trusted_key(trust), release_at(pack)
+    key, release = trusted_key(trust), _release_at(pack)
     if release is None:
         if component:
             raise UsageError("--component is for releases: a pack is installed whole")
@@ -78,8 +79,8 @@ def install_verb(
         raise UsageError(said, step)
     place = usable_directory(cache_dir)
     if release is not None:
-        return install_release(release, place, key, device=device, components=component or (), out=out)
-    there, done = driver.install(opened, device, place)
+        return _install_release(release, place, key, device=device, components=component or (), out=out)
+    there, done = install(opened, device, place)
     target = opened.manifest.targets[done.target] if done.target >= 0 else None
     _report(out, opened, target, there, done)
     return (
@@ -92,8 +93,6 @@ def install_verb(
 def _report(
     out: Output, pack: Pack, target: PackTarget | None, device: PackDeviceOpened, done: Installed
 ) -> None:
-    from orchestrator.cli.documents import InstallDocument, NearestTarget
-
     nearest = None if target is not None else pack.manifest.nearest(device.identity)
     out.document(
         lambda: InstallDocument(
@@ -153,3 +152,54 @@ def _rows(target: PackTarget, done: Installed) -> list[tuple[str, str | Text]]:
         new = f"{plural(done.binaries, 'pipeline')}, {byte_text(done.binaries_new)} new"
         rows += [("binaries", path_text(done.store)), ("installed", styled(new, "good"))]
     return rows
+
+
+def _release_at(text: str) -> Source | None:
+    if text.startswith(("http://", "https://")):
+        with extra("deliver", text):
+            from orchestrator.packs.http_source import http_source
+        return http_source(text)
+    return directory_source(Path(text)) if (Path(text) / INDEX).is_file() else None
+
+
+def _install_release(
+    source: Source,
+    directory: Path,
+    trust: PublicKey | None,
+    *,
+    device: str,
+    components: Sequence[str],
+    out: Output,
+) -> int:
+    say = out.message if out.live else lambda _: None
+    done = deliver(source, directory, trust, selector=device, names=components, on_step=say)
+    index = done.index
+    out.document(
+        lambda: DeliveredDocument(
+            source=path_text(source.address),
+            proven=trust is not None,
+            name=index.name,
+            release=index.release,
+            device_name=done.device.device_name,
+            driver=done.device.driver,
+            fetched_bytes=done.fetched_bytes,
+            components=done.components,
+        )
+    )
+    out.line(styled(done.device.device_name, "head"), styled(f"  {done.device.driver}", "dim"))
+    made = table("component", "pipelines", "fetched", "", numbers=(1, 2))
+    for each in done.components:
+        state = styled("installed", "good") if each.installed else styled(each.not_saved or "", "warn")
+        made.add_row(styled(each.name, "head"), f"{each.pipelines:,}", byte_text(each.fetched_bytes), state)
+    out.show(made)
+    for each in done.components:
+        for note in each.notes:
+            out.line(styled("note: ", "warn"), f"{each.name}: {note}")
+    if trust is None:
+        out.line(styled("note: ", "warn"), "the origin of this release is not proven (--unsigned)")
+    out.line(
+        f"{index.name}, release {index.release}: {plural(len(done.components), 'component')}, "
+        f"{byte_text(done.fetched_bytes)} fetched"
+    )
+    is_whole = all(each.installed for each in done.components)
+    return ExitCode.OK if is_whole else ExitCode.PIPELINES_FAILED

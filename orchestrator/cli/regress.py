@@ -12,21 +12,25 @@ from attrs import frozen
 from cyclopts import Parameter
 
 from orchestrator.cli.application import DEVICE_HELP, FIRST_DEVICE, POSITIVE, Flag, JsonFlag, in_range
+from orchestrator.cli.documents import ComparedSides, CompileTimeRecord, RatioRecord, RegressDocument
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.output import Output
-from orchestrator.cli.regressed import Judged, show_all, write_all
-from orchestrator.cli.values import archive_paths, pipeline_limit
+from orchestrator.cli.output import Output, display, styled, table
+from orchestrator.cli.values import archive_paths, pipeline_limit, write_beside
 from orchestrator.errors import OrchestratorError
+from orchestrator.regress import reports
 from orchestrator.regress.code import ShaderCode
 from orchestrator.regress.comparison import SideComparison, compare_results
 from orchestrator.regress.live import LiveComparison
+from orchestrator.regress.page import html_page
 from orchestrator.regress.results import read_results
-from orchestrator.regress.rules import DEFAULT_RULES, FailRule
+from orchestrator.regress.rules import DEFAULT_RULES, FailRule, RuleVerdict, judge
 from orchestrator.regress.sides import SideDriver
+from orchestrator.regress.times import TimeChange
 from orchestrator.supervise.targets import selectors_of
 
 _NOTHING = Parameter(show_default=lambda _: "none")
 _CANNOT_JUDGE = 125
+_OTHERS_WIDTH, _CELL_WIDTH = 38, 10
 
 
 @frozen(kw_only=True)
@@ -107,9 +111,11 @@ def regress_verb(
             raise
         output.message(f"cannot be judged: {error}")
         return _CANNOT_JUDGE
-    show_all(output, judged)
+    output.document(lambda: RegressDocument(comparisons=tuple(map(_document, judged))))
+    for each in judged:
+        _show(output, each)
     if arguments.out is not None:
-        write_all(arguments.out, judged)
+        _write_all(arguments.out, judged)
     broken = any(verdict.broken for each in judged for verdict in each.verdicts)
     return ExitCode.PIPELINES_FAILED if broken else ExitCode.OK
 
@@ -139,9 +145,9 @@ def _check(sets: Sequence[str], given: RegressArguments) -> None:
         )
 
 
-def _read(paths: Sequence[str], rules: Sequence[FailRule]) -> list[Judged]:
+def _read(paths: Sequence[str], rules: Sequence[FailRule]) -> list[_Judged]:
     first, second = (read_results(Path(each)) for each in paths)
-    return [Judged.of((), compare_results(first, second), rules)]
+    return [_Judged.of((), compare_results(first, second), rules)]
 
 
 @contextmanager
@@ -157,7 +163,7 @@ def _work_folder(out: Path | None) -> Iterator[Path]:
 
 def _compiled(
     sets: Sequence[str], given: RegressArguments, rules: Sequence[FailRule], output: Output
-) -> list[Judged]:
+) -> list[_Judged]:
     try:
         sides = SideDriver.parse(given.before), SideDriver.parse(given.after)
     except ValueError as error:
@@ -166,7 +172,7 @@ def _compiled(
         raise UsageError(f"both sides are called {sides[0].name}", "give them two names")
 
     paths = tuple(archive_paths([each])[0] for each in sets)
-    judged: dict[object, Judged] = {}
+    judged: dict[object, _Judged] = {}
     with _work_folder(given.out) as work:
         tell = output.message if output.tells else None
         live = LiveComparison(paths, sides, work, given.workers, pipeline_limit(given.timeout), tell)
@@ -176,7 +182,7 @@ def _compiled(
             same = object() if given.time else _outcome(found)
             others = judged[same].devices if same in judged else ()
             code = judged[same].code if same in judged else _code(live, selector, found, given.disasm)
-            judged[same] = Judged.of((*others, selector or "the first device"), found, rules, change, code)
+            judged[same] = _Judged.of((*others, selector or "the first device"), found, rules, change, code)
     return list(judged.values())
 
 
@@ -195,3 +201,127 @@ def _code(
 def _outcome(found: SideComparison) -> object:
     """What devices with equal results have in common."""
     return repr((found.total, sorted(found.by_application.items()), found.only_one, found.waves.tolist()))
+
+
+@frozen(eq=False)
+class _Judged:
+    """A comparison on one device, or on several whose results are equal."""
+
+    devices: tuple[str, ...]  # selectors; none for files
+    found: SideComparison
+    verdicts: tuple[RuleVerdict, ...]
+    time: TimeChange | None = None
+    code: tuple[ShaderCode, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        devices: tuple[str, ...],
+        found: SideComparison,
+        rules: Sequence[FailRule],
+        time: TimeChange | None = None,
+        code: Sequence[ShaderCode] = (),
+    ) -> _Judged:
+        return cls(devices, found, tuple(judge(each, found, time) for each in rules), time, tuple(code))
+
+    @property
+    def name(self) -> str:
+        sides = f"{self.found.before.side.name} -> {self.found.after.side.name}"
+        return f"{sides}, {', '.join(self.devices)}" if self.devices else sides
+
+
+def _show(output: Output, judged: _Judged) -> None:
+    found = judged.found
+    for word, side in (("before", found.before.side), ("after", found.after.side)):
+        output.line(styled(f"{word:8}", "dim"), reports.side_text(side))
+        for note in side.notes:
+            output.line(styled(f"        note: {note}", "dim"))
+    if judged.devices:
+        output.line(styled("device  ", "dim"), ", ".join(judged.devices))
+    output.line(styled(reports.outcome_text(found), "good" if found.is_identical else "head"))
+    if found.total.affected:
+        output.line()
+        for line in reports.mesa_block(found.total):
+            output.line(line)
+    _show_applications(output, found)
+    told = list(reports.sections(found, output.most(10)))
+    for change in found.total.changes:
+        if change.worse and (change.statistic.role == "size" or display.verbose):
+            told += reports.worst_lines(found, change.statistic)
+    if judged.time is not None:
+        told.append((reports.time_line(judged.time), reports.timed_lines(judged.time)))
+    for title, lines in told:
+        output.line()
+        output.line(styled(title, "head"))
+        for line in lines:
+            output.line(f"  {line}")
+    output.line()
+    for each in judged.verdicts:
+        output.verdict(each.rule, each.message, broken=each.broken)
+
+
+def _show_applications(output: Output, found: SideComparison) -> None:
+    if len(found.by_application) < 2 or not found.total.changes:
+        return
+    fitting = max(1, min(8, (output.out.width - _OTHERS_WIDTH) // _CELL_WIDTH))
+    columns = [each.statistic for each in found.total.changes][: output.most(fitting)]
+    shorts = [each.short for each in columns]
+    made = table("application", "shaders", "affected", *shorts, numbers=range(1, len(shorts) + 3))
+    for name, each in found.by_application.items():
+        cells = (reports.application_cell(each, one) for one in columns)
+        made.add_row(styled(name), f"{each.executables:,}", f"{each.affected:,}", *cells)
+    output.line()
+    output.show(made)
+
+
+def _write_all(out: Path, judged: Sequence[_Judged]) -> None:
+    """Write the reports of comparisons; of several, each into a folder named after its first device."""
+    for each in judged:
+        folder = out / each.devices[0].replace(":", "-").replace("/", "-") if len(judged) > 1 else out
+        folder.mkdir(parents=True, exist_ok=True)
+        files = {
+            "report.md": reports.markdown(each.found, each.verdicts, each.time),
+            "report.html": html_page(
+                each.found, each.verdicts, ", ".join(each.devices), each.time, each.code
+            ),
+            "rows.csv": reports.rows_csv(each.found),
+            "junit.xml": reports.junit(each.name, each.verdicts),
+        }
+        if each.devices:
+            each.found.before.save(folder / "before.results")
+            each.found.after.save(folder / "after.results")
+        for file, text in files.items():
+            write_beside("--out", folder / file, text.encode("utf-8", "backslashreplace"))
+
+
+def _document(judged: _Judged) -> ComparedSides:
+    found = judged.found
+    return ComparedSides(
+        devices=judged.devices,
+        before=found.before.side,
+        after=found.after.side,
+        identical=found.is_identical,
+        total=found.total,
+        applications=dict(found.by_application),
+        new_spills=len(found.new_of("spill")),
+        occupancy_lost=len(found.new_of("occupancy")),
+        wave_size_changed=len(found.waves),
+        only_one=found.only_one,
+        neither=found.neither,
+        time=None if judged.time is None else _time(judged.time),
+        rules=judged.verdicts,
+    )
+
+
+def _time(time: TimeChange) -> CompileTimeRecord:
+    return CompileTimeRecord(
+        rounds=time.rounds,
+        pipelines=time.pipelines,
+        before_s=time.before_s,
+        after_s=time.after_s,
+        driver=RatioRecord.of(time.difference),
+        cpu=RatioRecord.of(time.cpu),
+        noise=time.difference.noise,
+        verdict=time.verdict,
+        changed=time.changed,
+    )

@@ -34,10 +34,10 @@ class JoinedFile:
     """What became of one cache file."""
 
     path: Path
-    status: str  # A `LoadStatus`, LOADED where it was merged, or `NOT_MERGED`.
-    detail: str  # Why it was not, or "".
-    data_bytes: int  # Driver's data in it.
-    added_bytes: int  # By how much the joined cache grew.
+    status: str  # LOADED if it was merged, else why not.
+    detail: str  # The same in words.
+    data_bytes: int  # Size of the driver's data in it.
+    added_bytes: int  # Bytes that it added to the merged cache.
 
 
 def join_files(

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from orchestrator.cli import pruned
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.listing import DeviceEntry, Listing
 from orchestrator.devices.simulated import simulated_identity
@@ -27,7 +26,7 @@ ELSEWHERE = Generation.of(evolve(IDENTITY, device_id=9), b"key elsewhere")
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a store of three generations; the driver of one is here."""
-    monkeypatch.setattr(pruned, "list_all", lambda **_: Listing((DeviceEntry("0", IDENTITY),)))
+    monkeypatch.setattr("orchestrator.cli.prune.list_all", lambda **_: Listing((DeviceEntry("0", IDENTITY),)))
     path = tmp_path / "cache"
     with BinaryStore.open(path) as store:
         for number, generation in enumerate((HERE, OLD, ELSEWHERE)):

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from orchestrator.cli import doctor_checks
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices import listing_service
 from orchestrator.devices.listing import Listing
@@ -105,11 +104,11 @@ def test_no_device(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     def none(**_: object) -> Listing:
         raise NoDeviceError("no loader")
 
-    monkeypatch.setattr(doctor_checks, "list_all", none)
+    monkeypatch.setattr("orchestrator.cli.doctor.list_all", none)
     done = call("doctor", "--cache-dir", tmp_path, "--json")
     assert done.code == ExitCode.NO_DEVICE
     assert findings(done)["devices"]["detail"] == "no loader"
-    monkeypatch.setattr(doctor_checks, "list_all", lambda **_: Listing(()))
+    monkeypatch.setattr("orchestrator.cli.doctor.list_all", lambda **_: Listing(()))
     assert call("doctor", "--cache-dir", tmp_path).code == ExitCode.NO_DEVICE
 
 
@@ -124,8 +123,8 @@ def test_a_device_that_lacks_things(call: Call, tmp_path: Path, monkeypatch: pyt
     poor = SimulatedOptions(features=features, bugs=bugs)
     monkeypatch.setattr(listing_service, "open_for_child", lambda *_: SimulatedDevice(poor))
     entry = listing_service.open_and_describe("0", Request())
-    monkeypatch.setattr(doctor_checks, "list_all", lambda **_: Listing((entry,)))
-    monkeypatch.setattr(doctor_checks, "find_spirv_val", lambda: None)
+    monkeypatch.setattr("orchestrator.cli.doctor.list_all", lambda **_: Listing((entry,)))
+    monkeypatch.setattr("orchestrator.cli.doctor.find_spirv_val", lambda: None)
     done = call("doctor", "--cache-dir", tmp_path, "--json")
     found = findings(done)
     assert done.code == ExitCode.BAD_INPUT

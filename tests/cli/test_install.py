@@ -13,7 +13,7 @@ from attrs import evolve
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
-from orchestrator.packs import driver
+from orchestrator.packs.driver import install
 from orchestrator.packs.growing import GrowingPack
 from orchestrator.stores.cache_file import save_cache_file
 from orchestrator.stores.files.writer_lock import lock_path
@@ -239,7 +239,7 @@ def test_a_driver_that_does_not_merge_takes_nothing(
 ) -> None:
     pack, path = make_pack(tmp_path / "pack", OLD).directory, path_in(tmp_path / "cache")
     opener = "tests.packs.openers:not_merging"
-    monkeypatch.setattr(driver, "install", partial(driver.install, opener=opener))
+    monkeypatch.setattr("orchestrator.cli.install.install", partial(install, opener=opener))
     save_cache_file(path, IDENTITY, data_of(UNION))
     done = install_in(call, pack, path.parent)
     assert done.code == ExitCode.PIPELINES_FAILED

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from orchestrator.cli import pruned
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.listing import DeviceEntry, Listing
 from orchestrator.stores.cache_file import cache_path, save_cache_file
@@ -32,7 +31,7 @@ DAY_NS = 86_400 * 10**9
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a good file, and its driver here."""
-    monkeypatch.setattr(pruned, "list_all", lambda **_: Listing((DeviceEntry("0", IDENTITY),)))
+    monkeypatch.setattr("orchestrator.cli.prune.list_all", lambda **_: Listing((DeviceEntry("0", IDENTITY),)))
     path = tmp_path / "cache"
     save_cache_file(cache_path(path, IDENTITY), IDENTITY, data_of(OURS))
     return path
@@ -252,7 +251,7 @@ def test_notes_go_with_their_driver_or_by_age(
 
 def test_the_files_of_a_pack_stay(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are for other machines: of other builds of the driver, and of any age."""
-    monkeypatch.setattr(pruned, "list_all", lambda **_: Listing((DeviceEntry("0", IDENTITY),)))
+    monkeypatch.setattr("orchestrator.cli.prune.list_all", lambda **_: Listing((DeviceEntry("0", IDENTITY),)))
     other = evolve(IDENTITY, driver_version=IDENTITY.driver_version + 1)
     pack = make_pack(tmp_path / "pack", identity=other).directory
     leftover = pack / f".manifest.json.{'0' * 16}.tmp"
