@@ -91,7 +91,7 @@ def measured(library: ctypes.CDLL, driver: int, strategy: int, workers: int) -> 
     for thread in threads:
         thread.join()
     calls = Calls.joined([log.work_out()[0] for log in logs])
-    timing = Timing.of(calls, workers=workers, wall_ns=0)
+    timing = Timing.of(calls, wall_ns=0)
     assert len(calls) == each * workers
     return Seen(sum(truths), timing.blocked_ns, timing.run_delay_ns, timing.driver_ns)
 
