@@ -22,7 +22,6 @@ from attrs import define, evolve, field, frozen
 
 from orchestrator.devices.binaries import BinarySource
 from orchestrator.devices.device import (
-    CACHE_HEADER_SIZE,
     Device,
     DeviceIdentity,
     PipelineCache,
@@ -90,15 +89,10 @@ class SaveDecider:
     # Pipelines that were created since the last successful save began.
     new_pipelines: int = field(default=0, init=False)
     cache_bytes: int | None = field(default=None, init=False)  # Last known size of the cache, or None.
-    _saved_bytes: int = field(default=CACHE_HEADER_SIZE, init=False)
     _began_ns: int | None = field(default=None, init=False)  # when the first pipeline of all was created
     _first_ns: int | None = field(default=None, init=False)  # when the first new one was
     _last_ns: int = field(default=0, init=False)
     _paused_until_ns: int | None = field(default=None, init=False)
-
-    def loaded(self, cache_bytes: int) -> None:
-        """The cache began with so many bytes from a file, which are not new."""
-        self.cache_bytes = self._saved_bytes = cache_bytes
 
     def created(self, now_ns: int, pipelines: int, cache_bytes: int | None = None) -> None:
         """Pipelines were compiled into the cache, which now has this size if known. Hits do not count."""
@@ -120,7 +114,7 @@ class SaveDecider:
         is_paused = self._paused_until_ns is not None and now_ns < self._paused_until_ns
         if not self.is_new or is_paused or self._first_ns is None:
             return None
-        if self._has_grown:
+        if self.new_pipelines >= self.policy.growth_pipelines:
             return SaveReason.GROWTH
         if now_ns - self._last_ns >= self.policy.quiet_ns:
             return SaveReason.QUIET
@@ -133,16 +127,10 @@ class SaveDecider:
         self._paused_until_ns = now_ns + self._sooner_ns(self.policy.pause_ns, now_ns)
         if worked:
             self.new_pipelines, self._first_ns = 0, None
-            self._saved_bytes = self._saved_bytes if self.cache_bytes is None else self.cache_bytes
 
     def _sooner_ns(self, limit_ns: int, now_ns: int) -> int:
         age_ns = 0 if self._began_ns is None else now_ns - self._began_ns
         return sooner_ns(limit_ns, self.policy.age_share, age_ns)
-
-    @property
-    def _has_grown(self) -> bool:
-        new_bytes = 0 if self.cache_bytes is None else self.cache_bytes - self._saved_bytes
-        return self.new_pipelines >= self.policy.growth_pipelines or new_bytes >= self.policy.growth_bytes
 
 
 @define(eq=False)
@@ -175,7 +163,7 @@ class CacheKeeper:
     def __attrs_post_init__(self) -> None:
         self._decider = SaveDecider(self.policy)
         if self.loaded.status is LoadStatus.LOADED:
-            self._decider.loaded(len(self.loaded.data))
+            self._decider.cache_bytes = len(self.loaded.data)
             self.content = self.loaded.data_hash
             self.own_hashes.add(self.content)
             self.before.add(self.content)

@@ -290,7 +290,6 @@ class SavePolicy:
     Attributes:
         quiet_ns: A save is due after so long without a new pipeline.
         growth_pipelines: A save is due at once with so many new pipelines.
-        growth_bytes: A save is due at once with so many new bytes, where the size is known.
         overdue_ns: A save is due so long after the first new pipeline, even if creation goes on.
         pause_ns: Least time between the end of a save, good or failed, and the next one that is not forced.
         age_share: So much of the time since the first new pipeline of all takes the place of `overdue_ns` and
@@ -299,7 +298,6 @@ class SavePolicy:
 
     quiet_ns: int = _number(2_000_000_000, 1)
     growth_pipelines: int = _number(2048, 1)
-    growth_bytes: int = _number(32 << 20, 1)
     overdue_ns: int = _number(60_000_000_000, 1)
     pause_ns: int = _number(5_000_000_000, 1)
     age_share: float = _number(0.0, 0, 1, whole=False)

@@ -10,7 +10,7 @@ from orchestrator.run.keeping import SaveDecider
 from orchestrator.run.options import SavePolicy
 from orchestrator.run.records import SaveReason
 
-POLICY = SavePolicy(quiet_ns=10, growth_pipelines=50, growth_bytes=1000, overdue_ns=100, pause_ns=20)
+POLICY = SavePolicy(quiet_ns=10, growth_pipelines=50, overdue_ns=100, pause_ns=20)
 
 
 def decider() -> SaveDecider:
@@ -27,16 +27,10 @@ def test_quiet_is_counted_from_the_last_pipeline() -> None:
 
 def test_growth_does_not_wait() -> None:
     one = decider()
-    one.created(0, 49, 999)
+    one.created(0, 49)
     assert one.due(1) is None
     one.created(1, 1)
     assert one.due(1) is SaveReason.GROWTH
-    other = decider()
-    other.loaded(5000)
-    other.created(1, 1, 5999)
-    assert other.due(1) is None
-    other.created(1, 0, 6000)
-    assert other.due(1) is SaveReason.GROWTH
 
 
 def test_creation_that_is_never_quiet_is_saved_all_the_same() -> None:
