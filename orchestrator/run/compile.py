@@ -165,7 +165,7 @@ class CompileJob:
     # --- the groups of the set, and its plan
 
     def _sweep(self) -> None:
-        if self.cache.directory is not None and not self.options.expect_hits:
+        if self.cache.directory is not None and self.options.saves:
             with suppress(SaveError):  # what killed runs may have left does no harm
                 sweep_directory(self.cache.directory)
 
@@ -206,7 +206,7 @@ class CompileJob:
                 await trio.to_thread.run_sync(self._plan.save)
 
     def _note_groups(self) -> None:
-        if self.options.expect_hits:
+        if not self.options.saves:
             return
         for path, loaded in self.cache.loads.items():
             groups = [

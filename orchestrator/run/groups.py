@@ -190,7 +190,7 @@ class SetGroups:
         if run.statistics is not None:
             run.statistics.destroy()
         if self.identification is not None and run.identified is not None:
-            if not self.options.expect_hits:
+            if self.options.saves:
                 self.identification.keep(run.identified)
             if run.report is not None and run.report.identifiers is not None:
                 told = self.identification.told(run.report.identifiers)

@@ -619,7 +619,7 @@ class CompileCache:
                 self._store = BinaryStore.open(
                     self.directory,
                     bound_bytes=self.options.binary_store_bytes,
-                    create=not self.options.expect_hits,
+                    create=self.options.saves,
                 )
             except (SaveError, ReadError) as error:
                 self.file = CacheFileRecord(path=path, error=str(error))
@@ -631,7 +631,7 @@ class CompileCache:
                 self._notes.append(f"the store of binaries was not used: {self._store.set_aside}")
             if self._store.read_only:
                 self._notes.append(f"binaries are looked up and not stored: {self._store.read_only}")
-        captures = False if self._store.read_only or self.options.expect_hits else None
+        captures = None if self.options.saves and not self._store.read_only else False
         held = HeldPipelines.of(device, self._store, memory_bytes=memory, captures=captures)
         if self._was_filled is None:
             self._was_filled = held.is_filled
@@ -659,7 +659,7 @@ class CompileCache:
         first = self.loads.setdefault(path, evolve(loaded, data=b""))
         self._note_load(path, loaded)
         own, keeper = self._own_hashes.setdefault(path, set()), None
-        if not options.expect_hits:
+        if options.saves:
             keeper = CacheKeeper(device, path, loaded, options.save_policy, relax, own, replaces, self.stop)
         return GroupCache(
             primary,
@@ -695,7 +695,7 @@ class CompileCache:
         if self.file.path is not None:  # of several groups the first one's load is the report's
             return
         self.file = CacheFileRecord.of(path, loaded)
-        if self.options.expect_hits:
+        if not self.options.saves:
             self.file = msgspec.structs.replace(self.file, not_saved="nothing was to be compiled")
         if loaded.status not in (LoadStatus.LOADED, LoadStatus.MISSING):
             self._notes.append(f"the cache file was not used: {loaded.status.value}: {loaded.detail}")

@@ -432,6 +432,11 @@ class CompileOptions:
             raise ValueError("statistics change the keys of a cache, so a journal of them needs mode none")
 
     @property
+    def saves(self) -> bool:
+        """Whether anything is written: caches, and what is learned of pipelines, modules and the set."""
+        return not self.expect_hits
+
+    @property
     def opens_ahead(self) -> bool:
         """Whether `open_ahead` holds beside the other options."""
         bounded = self.time_limit_s is not None or self.trial_limits.memory_bytes

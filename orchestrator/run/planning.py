@@ -134,7 +134,7 @@ class CompilePlan:
 
     def _save(self) -> None:
         directory, identity, beside = self.directory, self._identity, self._beside
-        if directory is None or identity is None or beside is None or self.facts or self.options.expect_hits:
+        if directory is None or identity is None or beside is None or self.facts or not self.options.saves:
             return
         if self.source.is_changed:  # the plan would be found by the hash of other bytes
             raise ValueError("a file of the set was changed while it was read")
