@@ -41,7 +41,7 @@ ENTRY_VARIABLE = "ORCHESTRATOR_TEST_ENTRY"
 REPORTS_VARIABLE = "ORCHESTRATOR_TEST_REPORTS"
 _FOLDER = Path(__file__).resolve().parent.parts
 
-LONGEST = ("cli", "run", "cluster", "radv:navi21", "tests", "stores", "supervise", "bench", "sets")
+LONGEST = ("cli", "tests", "cluster", "run", "supervise", "devices", "stores", "key_dependence", "hosts")
 """The entries that begin first, so that the last ones to run are short."""
 
 
