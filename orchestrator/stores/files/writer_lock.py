@@ -99,8 +99,6 @@ def _try(name: Path) -> int | None:
 def _lock(descriptor: int) -> bool:
     try:
         return files().try_lock(descriptor)
-    except InterruptedError:
-        return False
     except OSError as error:
         if error.errno in _NO_LOCKS:
             return True
