@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import msgspec
 import trio
 from attrs import define, field
 
@@ -189,12 +188,8 @@ class SetGroups:
         """Keep what was learned of modules and costs, after the cache; `continues` another compile's work."""
         if run.statistics is not None:
             run.statistics.destroy()
-        if self.identification is not None and run.identified is not None:
-            if self.options.saves:
-                self.identification.keep(run.identified)
-            if run.report is not None and run.report.identifiers is not None:
-                told = self.identification.told(run.report.identifiers)
-                run.report = msgspec.structs.replace(run.report, identifiers=told)
+        if self.identification is not None and run.identified is not None and self.options.saves:
+            self.identification.keep(run.identified)
         if (report := run.report) is None:
             return
         schedule, costs = run.schedule, run.costs

@@ -25,7 +25,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
@@ -95,11 +94,6 @@ class Identification:
             self._say(f"identifiers were not kept: {error}")
         else:
             identified.learned.clear()
-
-    def told(self, record: IdentifiersRecord) -> IdentifiersRecord:
-        """The record of a run, with what the store takes on disk."""
-        size = 0 if self._place is None else read_identifiers(self._place).stored_bytes
-        return msgspec.structs.replace(record, store_bytes=size)
 
     def _say(self, note: str) -> None:
         if note not in self.notes:
@@ -229,7 +223,6 @@ class SpirvSupply:
             self.notes.append(f"shader {key:016x} took the provider {took_ns / 1e9:.1f} s")
         counts["asked"] += 1
         counts["provider_ns"] += took_ns
-        counts["slowest_ns"] = max(counts["slowest_ns"], took_ns)
         waiting = self._wanted.pop(key, [])
         if refusal is not None:
             counts["refused"] += 1

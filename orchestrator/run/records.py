@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -182,18 +182,11 @@ class Record(msgspec.Struct, frozen=True, rename=_in_seconds):
 
 
 class Sums(Record, frozen=True):
-    """A record whose fields add; the largest value of some counts instead."""
-
-    _LARGEST: ClassVar[frozenset[str]] = frozenset()
+    """A record whose fields add."""
 
     def __add__(self, other: Self) -> Self:
         """Both together."""
-
-        def total(name: str) -> Any:
-            one, two = getattr(self, name), getattr(other, name)
-            return max(one, two) if name in self._LARGEST else one + two
-
-        return type(self)(*map(total, self.__struct_fields__))
+        return type(self)(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
 class Columns(Record, frozen=True, eq=False):
@@ -648,8 +641,6 @@ class BinariesRecord(Sums, frozen=True, omit_defaults=True):
 class IdentifiersRecord(Sums, frozen=True, omit_defaults=True):
     """The use of shader-module identifiers, with which pipelines may be created without their SPIR-V."""
 
-    _LARGEST = frozenset({"slowest_ns", "store_bytes"})  # several parts share one store
-
     modules: int = 0  # Number of shader modules; one that two groups of a set use counts twice.
     known: int = 0  # Modules whose identifier was known at the start.
     created: int = 0  # Pipelines that were created without their SPIR-V.
@@ -660,9 +651,7 @@ class IdentifiersRecord(Sums, frozen=True, omit_defaults=True):
     changed: int = 0  # Requested shaders whose identifier differs from the known one.
     supplied_bytes: int = 0  # Size of the supplied SPIR-V.
     provider_ns: Nanoseconds = 0  # Sum of the provider's response times.
-    slowest_ns: Nanoseconds = 0  # The longest response time.
     code_bytes: int = 0  # SPIR-V of all modules, as far as its size is known.
-    store_bytes: int = 0  # Size of the identifiers on disk.
 
 
 # --- timing

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from orchestrator.devices.identified import MOST_IDENTIFIER_BYTES
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.stores.files.atomic_file import ReadError, SaveError, content_hash128
-from orchestrator.stores.state import Kind, State, encoded, value_name
+from orchestrator.stores.state import Kind, State, value_name
 
 MOST_ENTRIES: Final = 4_000_000
 """More pipelines than any known set has; the newest are kept."""
@@ -226,11 +226,6 @@ class KnownIdentifiers(msgspec.Struct, frozen=True, eq=False):
 
     def __len__(self) -> int:
         return len(self.used)
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes that they take in the database."""
-        return len(encoded(self))
 
     def of(self, keys: Keys) -> list[bytes]:
         """Identifiers of some shaders; b"" where one is not known."""

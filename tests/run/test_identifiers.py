@@ -148,7 +148,7 @@ async def test_each_shader_is_asked_for_once(
             least = len(image().modules) // int(np.diff(image().module_slot_start).max())
         assert least <= record.unknown <= COUNT
     assert record.supplied_bytes == len(SPIRV) * len(image().modules)
-    assert record.provider_ns >= record.slowest_ns > 0
+    assert record.provider_ns > 0
 
 
 def broken(how: str) -> Callable[[int], object]:

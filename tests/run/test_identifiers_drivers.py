@@ -74,10 +74,7 @@ def test_a_primed_set_needs_no_spirv(name: str, tmp_path: Path, request: pytest.
     path = set_path(name, request)
     with PipelineSet.open(path) as source:
         first = compiled(source, tmp_path)
-        sizes = [len(source.module(key).code) for key in source.records.keys(RecordTag.SHADER_MODULE)]
     assert identifiers(first).known == 0
-    # Of all that the set has in SPIR-V, at least 95 % less, with nothing deflated on either side.
-    assert 0 < identifiers(first).store_bytes < 0.05 * sum(sizes)
 
     # What the device can take: what it cannot, only the code says.
     can = Subset(keys=frozenset(int(each.key) for each in first.pipelines if each.created))
