@@ -406,7 +406,7 @@ def _one_report(
                 from orchestrator.supervise.trial import try_pipelines
 
                 stop = evolve(stop, try_pipelines=try_pipelines)
-                with open_paths(call.paths, indexed=False) as opened:
+                with open_paths(call.paths) as opened:
                     return await compile_set(opened, options, stop=stop, clock=clock, **told)
             from orchestrator.supervise.supervisor import compile_supervised
 

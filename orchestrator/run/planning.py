@@ -139,7 +139,7 @@ class CompilePlan:
         if self.source.is_changed:  # the plan would be found by the hash of other bytes
             raise ValueError("a file of the set was changed while it was read")
         plan = SetPlan(SetFacts.of(self.source), tuple(self._groups))
-        data = encode_plan(plan, self.source.module_place)
+        data = encode_plan(plan)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if shutil.disk_usage(directory).free < _ROOM + 3 * len(data):
             raise ValueError("the file system is nearly full, and what is compiled needs the room")

@@ -14,7 +14,6 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Final, NoReturn
 
 import msgspec
@@ -22,11 +21,19 @@ import numpy as np
 from attrs import evolve
 
 from orchestrator.devices.device import DeviceCapabilities
-from orchestrator.devices.image import ImageModule
 from orchestrator.devices.request import Feature
 from orchestrator.sets.answers import AskedDevice, DeviceAnswer
-from orchestrator.sets.image.builder import build_image, build_with_code
-from orchestrator.sets.image.built import BuiltImage, ModuleCode, Needs, decode_value, encode_value
+from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.image.built import (
+    BuiltImage,
+    EncodedModule,
+    ModuleCode,
+    Needs,
+    decode_modules,
+    decode_value,
+    encode_modules,
+    encode_value,
+)
 from orchestrator.sets.image.rearranged import join_images
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs
@@ -45,8 +52,7 @@ class _Part(msgspec.Struct, array_like=True):
     """What a fork made of a slice."""
 
     built: BuiltImage  # without the modules of its image
-    modules: list[tuple[int, int, int]]  # hash, size and flags
-    code: list[tuple[int, bytes]]
+    modules: list[EncodedModule]
     damage: tuple[Damage, ...]
     answers: tuple[DeviceAnswer, ...]
 
@@ -94,10 +100,7 @@ def _joined(
     code = ModuleCode(source)
     images = []
     for each in parts:
-        modules = (ImageModule(*one, load=partial(code.load, one[0])) for one in each.modules)
-        images.append(evolve(each.built.image, modules=tuple(modules)))
-        for key, words in each.code:
-            code.keep(key, words)
+        images.append(evolve(each.built.image, modules=decode_modules(each.modules, code)))
         source.note_damage(each.damage)
         if asked is not None:
             asked.note(each.answers)
@@ -169,12 +172,10 @@ class _Forks:
             os._exit(code)
 
     def _part(self, jobs: PipelineJobs) -> _Part:
-        built, kept = build_with_code(self._source, jobs, self._capabilities)
-        modules = [(each.key, each.code_size, each.flags) for each in built.image.modules]
+        built = build_image(self._source, jobs, self._capabilities)
         return _Part(
             evolve(built, image=evolve(built.image, modules=())),
-            modules,
-            list(kept.kept().items()),
+            encode_modules(built.image.modules),
             self._source.damage,
             self._asked.answers if self._asked is not None else (),
         )

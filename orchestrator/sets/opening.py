@@ -45,7 +45,7 @@ def paths_of(words: AnySet) -> tuple[str, ...]:
     return tuple(str(sample_path()) if each == SAMPLE else each for each in paths)
 
 
-def open_paths(paths: Sequence[str], *, indexed: bool = True) -> PipelineSet:
+def open_paths(paths: Sequence[str]) -> PipelineSet:
     """Open a set by its paths: archives, or one manifest. The caller closes it.
 
     Raises:
@@ -57,7 +57,7 @@ def open_paths(paths: Sequence[str], *, indexed: bool = True) -> PipelineSet:
 
         packed = load_manifest(Path(paths[0]))
         return PipelineSet.from_records(packed.records, packed.names)
-    return PipelineSet.open(paths, indexed=indexed)
+    return PipelineSet.open(paths)
 
 
 def in_memory(given: AnySet) -> PipelineSet | None:

@@ -20,14 +20,11 @@ from orchestrator.sets.archive.modules import ShaderModule, actual_key, decode_m
 from orchestrator.sets.archive.reader import (
     Archive,
     CombinedRecords,
-    Place,
     archives_of,
     is_unchecked,
     open_archives,
     parts_of,
-    payload_at,
     record_offset,
-    record_place,
 )
 from orchestrator.sets.records import (
     KIND_OF_TAG,
@@ -74,24 +71,18 @@ class PipelineSet(Closing):
         self.names: Mapping[str, tuple[int, ...]] = {}
 
     @classmethod
-    def open(
-        cls,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        *,
-        indexed: bool = True,
-    ) -> Self:
+    def open(cls, paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> Self:
         """Open an archive, or several as one set (a capture's base and the `name.N.foz` of its processes).
 
         Args:
             paths: One path, or several; of equal records the first path's wins.
-            indexed: As for `Archive.open`.
 
         Raises:
             ArchiveError: An archive cannot be read as a whole.
             ValueError: There is no path.
         """
         several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-        source = open_archives(several, indexed=indexed)
+        source = open_archives(several)
         return cls(source, owned=source)
 
     @classmethod
@@ -208,29 +199,20 @@ class PipelineSet(Closing):
         for each in damage:
             self._log.add(each)
 
-    def module(self, key: int, place: Place | None = None) -> ShaderModule:
-        """Read a shader module.
-
-        Args:
-            key: Its hash.
-            place: Where `module_place` found it, so that no index is needed. It was read before, so its hash
-                is not recomputed.
+    def module(self, key: int) -> ShaderModule:
+        """Read a shader module by its hash.
 
         Raises:
             KeyError: There is no such module.
             RecordError: It is damaged.
         """
-        module = self._read_module(key, place)
-        if place is None and is_unchecked(self._source, _MODULE, key):
+        module = self._read_module(key)
+        if is_unchecked(self._source, _MODULE, key):
             actual = self._actual_key(module)
             if actual not in (None, key):
                 reason = _misnamed(actual)
                 raise RecordError(int(_MODULE), key, reason, self._note(key, reason))
         return module
-
-    def module_place(self, key: int) -> Place | None:
-        """Where a shader module is; None where it is in no archive."""
-        return record_place(self._source, _MODULE, key)
 
     def hash_files(self, hash_bytes: Callable[[bytes | memoryview], bytes]) -> bytes:
         """A hash of the bytes of all its archives, always by the same function; empty where it has none."""
@@ -316,11 +298,8 @@ class PipelineSet(Closing):
         self._log.add(Damage(offset, int(_MODULE), key, reason))
         return offset
 
-    def _read_module(self, key: int, place: Place | None = None) -> ShaderModule:
-        if place is None:
-            payload = self._source.payload(_MODULE, key)
-        else:
-            payload = payload_at(self._source, place, _MODULE, key)
+    def _read_module(self, key: int) -> ShaderModule:
+        payload = self._source.payload(_MODULE, key)
         try:
             return decode_module(key, payload)
         except UnknownContentError:

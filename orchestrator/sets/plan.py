@@ -1,7 +1,7 @@
 """A set as it was decoded for a device, in bytes: images, what was left out and why, and the modules' code.
 
-A plan is one msgpack value; arrays are the bytes of their elements. Code is kept up to a bound; of the other
-modules a plan says where it is in the archives.
+A plan is one msgpack value; arrays are the bytes of their elements. Code is kept up to a bound; that of other
+modules is read from the set again.
 
 Guarantees: `decode_plan` gives what `encode_plan` was given.
 Assumptions: whoever keeps the bytes proves by a hash that this version of the program wrote them, and lets
@@ -10,24 +10,27 @@ nobody else write them. Numbers in them are taken on that word.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 from attrs import evolve, frozen
 
-from orchestrator.devices.identified import not_supplied
-from orchestrator.devices.image import ImageModule, ModuleSource
-from orchestrator.errors import OrchestratorError
+from orchestrator.devices.image import ImageModule
 from orchestrator.sets.answers import DeviceAnswer
-from orchestrator.sets.archive.reader import Place
-from orchestrator.sets.image.built import BuiltImage, ModuleCode, decode_value, encode_value
+from orchestrator.sets.image.built import (
+    BuiltImage,
+    EncodedModule,
+    ModuleCode,
+    decode_modules,
+    decode_value,
+    encode_modules,
+    encode_value,
+)
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import Damage, FeatureGroup, PipelineJobs
 
-PLAN_FORMAT: Final = 8
+PLAN_FORMAT: Final = 9
 """Version of the bytes, and of what decoding makes of a set: raised where either changes."""
 
 _MOST_CODE: Final = 16 << 20
@@ -72,42 +75,17 @@ class SetPlan:
         return every.where(every.firsts())
 
 
-class _PlannedModule(msgspec.Struct, array_like=True):
-    key: int
-    code_size: int
-    flags: int
-    place: Place | None
-    code: bytes
-
-
 class _Encoded(msgspec.Struct, array_like=True):
     plan: SetPlan  # without the modules of its images
-    modules: list[list[_PlannedModule]]  # of each group
+    modules: list[list[EncodedModule]]  # of each group
 
 
-def encode_plan(plan: SetPlan, place_of: Callable[[int], Place | None]) -> bytes:
-    """A plan in bytes.
-
-    Args:
-        plan: The plan.
-        place_of: Where a module is, by its hash (`PipelineSet.module_place`).
-
-    Raises:
-        ValueError: A module has no place: the set is not made of archives.
-    """
-    left = _MOST_CODE
-    modules: list[list[_PlannedModule]] = []
-    for planned in plan.groups:
-        modules.append([])
-        for each in planned.built.image.modules:
-            place, code = place_of(each.key), b""
-            if place is None and each.code_size:  # a provider has the code of a module without a size
-                raise ValueError("a shader module is in no archive")
-            if each.code_size <= left:
-                with suppress(OrchestratorError):  # damaged, or a provider has it: whoever needs it says so
-                    code = each.load()
-            left -= len(code)
-            modules[-1].append(_PlannedModule(each.key, each.code_size, each.flags, place, code))
+def encode_plan(plan: SetPlan) -> bytes:
+    """A plan in bytes."""
+    modules, left = list[list[EncodedModule]](), _MOST_CODE
+    for each in plan.groups:
+        modules.append(encode_modules(each.built.image.modules, left))
+        left -= sum(len(one.code) for one in modules[-1])
     groups = tuple(_with_modules(each, ()) for each in plan.groups)
     return encode_value(_Encoded(evolve(plan, groups=groups), modules))
 
@@ -124,21 +102,10 @@ def decode_plan(data: bytes | memoryview, source: PipelineSet) -> SetPlan:
     """
     encoded, code = decode_value(data, _Encoded), ModuleCode(source)
     groups = [
-        _with_modules(
-            each, [ImageModule(one.key, one.code_size, one.flags, _source_of(one, code)) for one in modules]
-        )
+        _with_modules(each, decode_modules(modules, code))
         for each, modules in zip(encoded.plan.groups, encoded.modules, strict=True)
     ]
     return evolve(encoded.plan, groups=tuple(groups))
-
-
-def _source_of(module: _PlannedModule, code: ModuleCode) -> ModuleSource:
-    if module.code:
-        return partial(bytes, module.code)
-    if module.place is None:
-        return partial(not_supplied, module.key)
-    code.places[module.key] = module.place
-    return partial(code.load, module.key)
 
 
 def _with_modules(planned: PlannedGroup, modules: Sequence[ImageModule]) -> PlannedGroup:

@@ -47,7 +47,7 @@ def serve(channel: Channel[Request, Answer]) -> None:
         raise TypeError(f"the first request must be Open, not {type(opening).__name__}")
     try:
         preload(opening.opener, opening.selector)
-        with open_paths(opening.archives, indexed=False) as source:
+        with open_paths(opening.archives) as source:
             server = _Server(channel, source, InFlightTable(opening.table), opening)
             channel.on_end = server.end_forks
             for request in channel:

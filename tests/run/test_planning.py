@@ -46,7 +46,7 @@ def opener(*missing: tuple[str, str]) -> Any:
 
 def compiled(path: Path, folder: Path, *missing: tuple[str, str], **options: Any) -> CompileReport:
     async def main() -> CompileReport:
-        with PipelineSet.open(path, indexed=False) as source:
+        with PipelineSet.open(path) as source:
             return await compile_set(
                 source,
                 CompileOptions(workers=1, **dict[str, Any](mode="per-worker") | options),

@@ -17,9 +17,10 @@ from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets import decoder as module
 from orchestrator.sets.answers import AskedDevice
+from orchestrator.sets.archive.reader import record_offset
 from orchestrator.sets.decoder import build_in_slices, decoding_processes
-from orchestrator.sets.image.builder import build_image, build_with_code
-from orchestrator.sets.image.built import BuiltImage
+from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.image.built import BuiltImage, encode_modules
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJobs, RecordTag
 from orchestrator.sets.sample import sample_path
@@ -160,9 +161,10 @@ def test_a_driver_gives_both_the_same_keys() -> None:
 def test_damage_is_told(tmp_path: Path) -> None:
     data = bytearray(sample_path().read_bytes())
     with PipelineSet.open(sample_path()) as opened:
-        place = opened.module_place(int(opened.records.keys(RecordTag.SHADER_MODULE)[0]))
+        key = opened.records.keys(RecordTag.SHADER_MODULE)[0]
+        place = record_offset(opened.records, RecordTag.SHADER_MODULE, key)
     assert place is not None
-    data[place[1] + 80] ^= 0xFF
+    data[place + 80] ^= 0xFF
     damaged = tmp_path / "damaged.foz"
     damaged.write_bytes(data)
     with PipelineSet.open(damaged) as one, PipelineSet.open(damaged) as other:
@@ -177,10 +179,10 @@ def test_where_a_process_fails_this_one_decodes(
         try:
             (tmp_path / "first").touch(exist_ok=False)
         except FileExistsError:
-            return build_with_code(*given)
+            return encode_modules(*given)
         raise MemoryError
 
-    monkeypatch.setattr(module, "build_with_code", fails_once)
+    monkeypatch.setattr(module, "encode_modules", fails_once)
     assert_same(decoded(sample), build_image(sample, sample.pipelines, DEVICE))
     assert (tmp_path / "first").exists()
 

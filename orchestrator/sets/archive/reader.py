@@ -28,7 +28,6 @@ import mmap
 import os
 import stat
 import struct
-import threading
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Final, Self, TypeVar
@@ -286,22 +285,20 @@ class Archive(Closing):
         self._size = len(data)
         self._state = _state_of(descriptor)
         self._limits = limits
-        self._scanned: _Index | None = None
-        self._scanning = threading.Lock()
         self._descriptor: int | None = descriptor
+        self._require_whole()
+        self._index = build_index(data, path, limits)
         self._log = DamageLog()
+        for damage in self._index.damage:
+            self._log.add(damage)
 
     @classmethod
-    def open(
-        cls, path: str | os.PathLike[str], limits: ArchiveLimits | None = None, *, indexed: bool = True
-    ) -> Self:
+    def open(cls, path: str | os.PathLike[str], limits: ArchiveLimits | None = None) -> Self:
         """Open an archive and index it.
 
         Args:
             path: The file.
             limits: Limits on its content; by default those of `ArchiveLimits`.
-            indexed: Whether to scan it at once. Otherwise the first call that needs the index scans it, and
-                raises ArchiveError where it exceeds a limit.
 
         Raises:
             ArchiveError: The file cannot be opened, is not an archive, or is over a cap.
@@ -317,22 +314,8 @@ class Archive(Closing):
             data = undo.enter_context(_map(name, descriptor))
             _check_file_header(data[:FILE_HEADER_SIZE], name)
             archive = cls(name, data, descriptor, limits or ArchiveLimits())
-            if indexed:
-                archive._index  # noqa: B018 - scans
             undo.pop_all()
         return archive
-
-    @property
-    def _index(self) -> _Index:
-        if self._scanned is None:
-            with self._scanning:
-                if self._scanned is None:
-                    self._require_whole()
-                    scanned = build_index(self._data, self._path, self._limits)
-                    for damage in scanned.damage:
-                        self._log.add(damage)
-                    self._scanned = scanned
-        return self._scanned
 
     @property
     def name(self) -> str:
@@ -353,7 +336,6 @@ class Archive(Closing):
     @property
     def damage(self) -> Sequence[Damage]:
         """The damage found so far; that of headers at once, that of payloads when they are read."""
-        self._index  # noqa: B018 - scans
         return self._log.entries
 
     @property
@@ -400,16 +382,6 @@ class Archive(Closing):
             RecordError: It is damaged.
         """
         return self._read(tag, key)[1]
-
-    def payload_at(self, offset: int, tag: RecordTag, key: int) -> bytes:
-        """The decoded payload of a record by the offset of its header, without the index; as `payload`."""
-        self._require_open()
-        name = f"{int(tag):024x}{key:016x}".encode()
-        if self._scanned is None and offset >= FILE_HEADER_SIZE and offset + RECORD_SIZE <= self._data.size():
-            with contextlib.suppress(ValueError):  # `payload` raises the right error
-                if self._data[offset : offset + len(name)] == name:
-                    return self._stored(offset).decoded(self._limits.entry_bytes)
-        return self.payload(tag, key)
 
     def stored_payload(self, tag: RecordTag, key: int) -> StoredPayload:
         """A record's payload as stored in the file, to copy it unchanged; raises as `payload`."""
@@ -551,14 +523,12 @@ class CombinedRecords(Closing):
                 source.close()
 
 
-def open_archives(
-    paths: Sequence[str | os.PathLike[str]], *, indexed: bool = True
-) -> Archive | CombinedRecords:
-    """Open one archive, or several as one source; `indexed` as for `Archive.open`."""
+def open_archives(paths: Sequence[str | os.PathLike[str]]) -> Archive | CombinedRecords:
+    """Open one archive, or several as one source."""
     if not paths:
         raise ValueError("no archive is named")
     with contextlib.ExitStack() as undo:
-        opened = [undo.enter_context(Archive.open(path, indexed=indexed)) for path in paths]
+        opened = [undo.enter_context(Archive.open(path)) for path in paths]
         undo.pop_all()
     return opened[0] if len(opened) == 1 else CombinedRecords(opened)
 
@@ -575,33 +545,12 @@ def archives_of(source: RecordSource) -> tuple[Archive, ...]:
     return found if len(found) == len(parts) else ()
 
 
-Place = tuple[int, int]
-"""Place of a record in a source: number of the archive among its parts, and offset of the record's header."""
-
-
-def record_place(source: RecordSource, tag: RecordTag, key: int) -> Place | None:
-    """Place of a record; None for one that is in no archive."""
-    for number, part in enumerate(parts_of(source)):
-        if isinstance(part, Archive) and (tag, key) in part:
-            return number, part.offset(tag, key)
-    return None
-
-
 def record_offset(source: RecordSource, tag: RecordTag, key: int) -> int | None:
     """Offset of a record in its file; None for one that is in no archive."""
-    place = record_place(source, tag, key)
-    return None if place is None else place[1]
-
-
-def payload_at(source: RecordSource, place: Place, tag: RecordTag, key: int) -> bytes:
-    """The payload of a record at a place, or elsewhere in the source if it is not there; as `payload`."""
-    number, offset = place
-    parts = parts_of(source)
-    part = parts[number] if 0 <= number < len(parts) else None
-    if isinstance(part, Archive):
-        with contextlib.suppress(KeyError, RecordError):
-            return part.payload_at(offset, tag, key)
-    return source.payload(tag, key)
+    for part in parts_of(source):
+        if isinstance(part, Archive) and (tag, key) in part:
+            return part.offset(tag, key)
+    return None
 
 
 def is_unchecked(source: RecordSource, tag: RecordTag, key: int) -> bool:

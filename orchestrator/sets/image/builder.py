@@ -30,7 +30,6 @@ from orchestrator.devices.image import (
 )
 from orchestrator.errors import RecordError, expect
 from orchestrator.sets.image.built import (
-    DEFAULT_MODULE_BYTES,
     LIBRARY_DEPTH,
     OBJECT_KINDS,
     YCBCR_CREATE_INFO,
@@ -108,8 +107,6 @@ def build_image(
     source: PipelineSet,
     jobs: Iterable[PipelineJob],
     capabilities: DeviceCapabilities,
-    *,
-    module_bytes: int = DEFAULT_MODULE_BYTES,
 ) -> BuiltImage:
     """Decode pipelines of a set into one image for a device.
 
@@ -117,7 +114,6 @@ def build_image(
         source: The set; it must stay open as long as the image's modules are loaded.
         jobs: Which pipelines. Libraries that they link come along (`BuiltImage.dependencies`).
         capabilities: What the device offers.
-        module_bytes: How much decoded SPIR-V to keep in memory.
 
     Returns:
         The image and the pipelines that are not in it.
@@ -133,20 +129,10 @@ def build_image(
         jobs = list(jobs)
         for each in jobs:
             expect(each, PipelineJob, "a pipeline of the set, such as PipelineSet.pipelines holds,")
-    return build_with_code(source, jobs, capabilities, module_bytes)[0]
-
-
-def build_with_code(
-    source: PipelineSet,
-    jobs: Iterable[PipelineJob],
-    capabilities: DeviceCapabilities,
-    module_bytes: int = DEFAULT_MODULE_BYTES,
-) -> tuple[BuiltImage, ModuleCode]:
-    """As `build_image`, and the code that is kept of its modules."""
-    builder = _ImageBuilder(ModuleCode(source, module_bytes), capabilities)
+    builder = _ImageBuilder(source, capabilities)
     asked = dict.fromkeys(jobs)
     builder.add_all(list(asked))
-    return builder.finish(asked), builder.code
+    return builder.finish(asked)
 
 
 @define(eq=False)
@@ -188,10 +174,10 @@ _Met = int | _Reason | None
 
 
 class _ImageBuilder:
-    def __init__(self, code: ModuleCode, capabilities: DeviceCapabilities) -> None:
-        self._source = code.source
+    def __init__(self, source: PipelineSet, capabilities: DeviceCapabilities) -> None:
+        self._source = source
         self._checker = RequirementChecker(capabilities)
-        self.code = code
+        self._code = ModuleCode(source)
         self._heap = Heap()
         self._documents = PipelineDocuments(_Alike.of)
         self._layout = ImageLayout(self._heap)
@@ -373,9 +359,9 @@ class _ImageBuilder:
                 raise _not_in_set(RecordTag.SHADER_MODULE, key) from None
             return self._layout.add_module(ImageModule(key, 0, 0, partial(not_supplied, key))), None
         self._require(self._checker.shaders.module(spirv))
-        self.code.keep(key, module.code)
+        self._code.keep(key, module.code)
         index = self._layout.add_module(
-            ImageModule(key, len(module.code), module.flags, partial(self.code.load, key))
+            ImageModule(key, len(module.code), module.flags, partial(self._code.load, key))
         )
         return index, spirv
 

@@ -8,15 +8,19 @@ from __future__ import annotations
 import threading
 import typing
 from collections import OrderedDict
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
 from attrs import define, field, frozen
 
-from orchestrator.devices.image import CreateInfoImage, ObjectKind, PipelineKind
+from orchestrator.devices.identified import not_supplied
+from orchestrator.devices.image import CreateInfoImage, ImageModule, ObjectKind, PipelineKind
 from orchestrator.devices.request import Feature
-from orchestrator.sets.archive.reader import Place
+from orchestrator.errors import OrchestratorError
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob, PipelineJobs
 
@@ -25,7 +29,7 @@ CREATE_INFOS = {
     PipelineKind.COMPUTE: "VkComputePipelineCreateInfo",
     PipelineKind.RAY_TRACING: "VkRayTracingPipelineCreateInfoKHR",
 }
-DEFAULT_MODULE_BYTES: Final = 256 * 1024 * 1024
+_MOST_CODE: Final = 256 << 20  # bytes of SPIR-V that are kept in memory
 LIBRARY_DEPTH: Final = 32
 """How deep libraries may link libraries; captures stay below four. Recursion follows so many."""
 YCBCR_CREATE_INFO: Final = "VkSamplerYcbcrConversionCreateInfo"
@@ -68,11 +72,9 @@ class BuiltImage:
 
 @define(eq=False)
 class ModuleCode:
-    """SPIR-V of a set's modules on demand, the last `limit` bytes of it kept. Thread-safe."""
+    """SPIR-V of a set's modules on demand, the last 256 MiB of it kept. Thread-safe."""
 
     source: PipelineSet
-    limit: int = DEFAULT_MODULE_BYTES
-    places: dict[int, Place] = field(factory=dict, repr=False)
     _kept: OrderedDict[int, bytes] = field(factory=OrderedDict)
     _size: int = 0
     _lock: threading.Lock = field(factory=threading.Lock)
@@ -84,14 +86,9 @@ class ModuleCode:
             if code is not None:
                 self._kept.move_to_end(key)
                 return code
-        code = self.source.module(key, self.places.get(key)).code
+        code = self.source.module(key).code
         self.keep(key, code)
         return code
-
-    def kept(self) -> dict[int, bytes]:
-        """What is kept."""
-        with self._lock:
-            return {int(key): code for key, code in self._kept.items()}
 
     def keep(self, key: int, code: bytes) -> None:
         """Keep what was decoded for something else."""
@@ -100,9 +97,43 @@ class ModuleCode:
                 return
             self._kept[key] = code
             self._size += len(code)
-            while self._size > self.limit and len(self._kept) > 1:
+            while self._size > _MOST_CODE and len(self._kept) > 1:
                 _, dropped = self._kept.popitem(last=False)
                 self._size -= len(dropped)
+
+
+class EncodedModule(msgspec.Struct, frozen=True, array_like=True):
+    """A module of an image in another process or a plan; without code, it is read from the set again."""
+
+    key: int
+    code_size: int
+    flags: int
+    code: bytes
+
+
+def encode_modules(modules: Iterable[ImageModule], most_code: int = _MOST_CODE) -> list[EncodedModule]:
+    """Modules of an image with their code, up to a bound in bytes."""
+    encoded = []
+    for each in modules:
+        code = b""
+        if each.code_size <= most_code:
+            with suppress(OrchestratorError):  # damaged, or a provider has it: whoever needs it says so
+                code = each.load()
+        most_code -= len(code)
+        encoded.append(EncodedModule(each.key, each.code_size, each.flags, code))
+    return encoded
+
+
+def decode_modules(modules: Iterable[EncodedModule], code: ModuleCode) -> tuple[ImageModule, ...]:
+    """The modules that were encoded, of the same set."""
+    decoded = []
+    for each in modules:
+        # A provider has the code of a module without a size.
+        load = partial(code.load if each.code_size else not_supplied, each.key)
+        if each.code:
+            code.keep(each.key, each.code)
+        decoded.append(ImageModule(each.key, each.code_size, each.flags, load))
+    return tuple(decoded)
 
 
 _T = TypeVar("_T")

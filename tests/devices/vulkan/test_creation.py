@@ -144,9 +144,9 @@ def image_for(device: VulkanDevice, source: PipelineSet) -> CreateInfoImage:
     return build_image(source, source.pipelines, device.capabilities).image
 
 
-def compute_image(device: VulkanDevice, source: PipelineSet, **options: Any) -> CreateInfoImage:
+def compute_image(device: VulkanDevice, source: PipelineSet) -> CreateInfoImage:
     jobs = [each for each in source.pipelines if each.kind is PipelineKind.COMPUTE][:8]
-    return build_image(source, jobs, device.capabilities, **options).image
+    return build_image(source, jobs, device.capabilities).image
 
 
 def some_of_each_kind(image: CreateInfoImage) -> dict[PipelineKind, list[int]]:
@@ -335,7 +335,7 @@ def test_modules_over_the_bound_end_with_the_batch_that_used_them(
     driver: str, opened: Open, sample: PipelineSet
 ) -> None:
     device = opened(driver, TightOnModules)
-    image = compute_image(device, sample, module_bytes=1)
+    image = compute_image(device, sample)
     prepared = device.prepare(image)
     watched = watch(device)
     compute = compute_of(image)

@@ -206,29 +206,29 @@ from orchestrator.sets.records import RecordTag
 
 path = sys.argv[1]
 size = os.path.getsize(path)
-source = Archive.open(path, indexed=False)
+source = Archive.open(path)
 os.truncate(path, 76)
-for read in (
-    lambda: source.content_hash(bytes),
-    lambda: source.payload_at(size - 70, RecordTag.SAMPLER, 6),
-    lambda: source.payload(RecordTag.SAMPLER, 6),
-):
-    try:
-        read()
-    except ArchiveError as error:
-        print(error.offset, error.reason)
+try:
+    source.content_hash(bytes)
+except ArchiveError as error:
+    print(error.offset, error.reason)
+try:
+    source.payload(RecordTag.SAMPLER, 6)
+except OrchestratorError as error:
+    print(error)
 """
 
 
-def test_a_file_that_shrinks_before_it_is_scanned_or_hashed_is_an_error_and_no_crash(path: Path) -> None:
+def test_a_file_that_shrinks_before_it_is_read_is_an_error_and_no_crash(path: Path) -> None:
     path.write_bytes(archive(record(1, 5, b"x" * 10_000), record(1, 6, b"x" * 10)))
     size = path.stat().st_size
     # In a process of its own, which the system would end.
     done = subprocess.run(
         [sys.executable, "-c", _READS_A_FILE_THAT_SHRANK, path], capture_output=True, text=True, check=True
     )
-    said = f"76 the file was shortened after it was opened: it had {size} bytes"
-    assert done.stdout.splitlines() == [said] * 3
+    hashed, read = done.stdout.splitlines()
+    assert hashed == f"76 the file was shortened after it was opened: it had {size} bytes"
+    assert "the file was shortened after it was opened" in read
 
 
 def test_close_is_idempotent_and_later_reads_are_misuse(path: Path) -> None:
