@@ -56,7 +56,7 @@ LIBRARIES = {
     "cryptography": ("orchestrator.stores.signing",),
     "urllib3": ("orchestrator.packs.http_source",),
     "rich": ("orchestrator.cli",),
-    "plotly": ("orchestrator.bench.reports",),
+    "plotly": ("orchestrator.bench.page",),
     "cyclopts": ("orchestrator.cli",),
     "vulkan_object": ("orchestrator.registry.codegen", "orchestrator.devices.vulkan.codegen"),
     "pickle": (),

@@ -42,6 +42,7 @@ from orchestrator.bench.jobs import (
     Filled,
     FillJob,
     Job,
+    MeasurementProgress,
     Probed,
     ProbeJob,
     Refused,
@@ -71,16 +72,6 @@ _Arm = tuple[Contender, bool]
 
 
 @frozen
-class CalibrationProgress:
-    """The progress of a calibration."""
-
-    done: int  # Number of processes that have ended.
-    total: int  # The most processes that there may be; it only falls.
-    now: str  # The current measurement, in words.
-    left_s: float | None = None  # Time left until the limit, s; None without a limit.
-
-
-@frozen
 class Calibrated:
     """The result of a calibration: the device, its profile, and why it ended early, or ""."""
 
@@ -97,7 +88,7 @@ def calibrate(
     workers: int | None = None,
     time_limit_s: float | None = None,
     profiles: Path | None = None,
-    on_progress: Callable[[CalibrationProgress], None] = lambda _: None,
+    on_progress: Callable[[MeasurementProgress], None] = lambda _: None,
     run_job: Callable[[Job], Answer] = run_in_process,
 ) -> Calibrated:
     """Calibrate a device. Takes minutes; blocking.
@@ -139,7 +130,7 @@ class _Calibration:
     deadline: float | None
     directory: Path
     profiles: str
-    on_progress: Callable[[CalibrationProgress], None]
+    on_progress: Callable[[MeasurementProgress], None]
     run_job: Callable[[Job], Answer]
     done: int = 0
     total: int = 0
@@ -239,7 +230,7 @@ class _Calibration:
 
     def _do(self, what: str, job: Job) -> Answer:
         left_s = None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
-        self.on_progress(CalibrationProgress(self.done, self.total, what, left_s))
+        self.on_progress(MeasurementProgress(self.done, self.total, what, left_s))
         answer = self.run_job(job)
         self.done += 1
         return answer

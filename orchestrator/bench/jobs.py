@@ -10,6 +10,7 @@ import time
 from typing import Final, NoReturn
 
 import msgspec
+from attrs import frozen
 
 from orchestrator.bench.rows import ENVIRONMENT_WORDS, Environment, Sample, Turn
 from orchestrator.children.parent import Child, Ended
@@ -35,6 +36,17 @@ class BenchError(OrchestratorError):
     def __init__(self, message: str, next_step: str = "name another directory with --out") -> None:
         super().__init__(message)
         self.next_step = next_step
+
+
+@frozen
+class MeasurementProgress:
+    """The progress of a benchmark or a calibration, as a process begins."""
+
+    done: int  # Processes so far; of a benchmark samples, those of earlier runs among them.
+    total: int  # The most that there may be: fewer where something is decided sooner.
+    now: str  # What begins, in words.
+    eta_s: float | None  # The longest estimated time to go, s; None while that of a sample is unknown.
+    left_s: float | None = None  # Time left until the limit, s; None without a limit.
 
 
 class SampleJob(Turn, frozen=True, kw_only=True, tag_field="job", tag="sample"):

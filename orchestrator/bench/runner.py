@@ -31,6 +31,7 @@ from orchestrator.bench.jobs import (
     Filled,
     FillJob,
     Job,
+    MeasurementProgress,
     SampleJob,
     cannot,
     other_than,
@@ -239,18 +240,6 @@ def _rank(job: SampleJob) -> tuple[bool, bool, int]:
 
 
 @frozen
-class BenchProgress:
-    """The progress of a benchmark."""
-
-    done: int  # Samples so far, including earlier runs and warm-ups.
-    total: int  # Samples of the matrix, at most: fewer where all modes are decided sooner.
-    round: int  # The current round; -1 for the warm-up.
-    now: str  # The current arm, in words.
-    eta_s: float | None  # Estimated time to go, s; None while that of a sample is unknown.
-    left_s: float | None  # Time left until the limit, s; None without a limit.
-
-
-@frozen
 class BenchOutcome:
     """The result of a benchmark."""
 
@@ -270,7 +259,7 @@ def run_bench(
     *,
     time_limit_s: float | None = None,
     warm_passes: int | None = None,
-    on_progress: Callable[[BenchProgress], None] = lambda _: None,
+    on_progress: Callable[[MeasurementProgress], None] = lambda _: None,
     on_stage: Callable[[str], None] = lambda _: None,
     run_job: Callable[[Job], Answer] = run_in_process,
     clock: Callable[[], float] = time.monotonic,
@@ -340,7 +329,7 @@ class _BenchRun:
     directory: Path
     left_s: Callable[[], float | None]
     do: Callable[[Job], Answer]
-    on_progress: Callable[[BenchProgress], None]
+    on_progress: Callable[[MeasurementProgress], None]
     rows: list[Row]
     name: str = field(factory=lambda: os.urandom(8).hex())
     found: dict[str, Filled] = field(factory=dict)
@@ -415,8 +404,9 @@ class _BenchRun:
                     # Stopping within a warm-up splits no pair.
                     return f"the time limit: {len(to_go)} of {total} samples are missing"
                 if job.arm not in given_up:
-                    progress = (total - len(to_go), total, job.round, arm_text(job), eta_of(to_go, self.rows))
-                    self.on_progress(BenchProgress(*progress, left))
+                    which = "warm-up" if job.round < 0 else f"round {job.round + 1}"
+                    progress = total - len(to_go), total, f"{which}: {arm_text(job)}"
+                    self.on_progress(MeasurementProgress(*progress, eta_of(to_go, self.rows), left))
                     row = self._row(job)
                     writer.write(row)
                     self.rows.append(row)

@@ -198,7 +198,10 @@ def bench_verb(
     if page is not None:
         output.line("report: ", path_text(page))
     elif report is not None and lost is None:
-        output.message("no report.html: plotly is not installed (pip install plotly)")
+        output.message(
+            "no report.html: plotly or Jinja2 is not installed "
+            "(pip install 'vulkan-pipeline-orchestrator[report]')"
+        )
     if lost is not None:
         raise lost
     if damage:
@@ -207,8 +210,8 @@ def bench_verb(
 
 
 def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Path | None:
-    from orchestrator.bench.reports import ReportError, csv_text, html_report, markdown_text
     from orchestrator.bench.runner import timelines_of
+    from orchestrator.bench.tables import csv_text, markdown_text
     from orchestrator.bench.trace import join_traces
     from orchestrator.stores.files.atomic_file import write_document
 
@@ -218,11 +221,11 @@ def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Pa
     if trace is not None:
         write_beside("--trace", trace, join_traces(timelines.values()))
     try:
-        text = html_report(report, timelines)
-    except ReportError:
+        from orchestrator.bench.page import html_report
+    except ModuleNotFoundError:  # the extra `report`
         return None
     page = out / _PAGE
-    write_document(page, text.encode())
+    write_document(page, html_report(report, timelines).encode())
     return page
 
 

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from orchestrator.bench.calibration import calibrate
 from orchestrator.cli.application import CacheDirectory, DeviceSelector, JsonFlag, in_range
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.measured import calibrate_document, show_calibration, show_calibration_progress
+from orchestrator.cli.measured import calibrate_document, show_calibration, show_progress
 from orchestrator.cli.output import Output, styled
 from orchestrator.cli.progress_bar import MeasurementBar
 from orchestrator.cli.values import (
@@ -91,7 +91,7 @@ def calibrate_verb(
             workers=workers,
             time_limit_s=limit,
             profiles=directory,
-            on_progress=partial(show_calibration_progress, bar),
+            on_progress=partial(show_progress, bar),
         )
     kept, failed = None, None
     if found.profile.cold is not None or found.profile.warm is not None:

@@ -25,7 +25,7 @@ COLUMNS = (
 
 def statistics_csv(database: str, pipelines: Sequence[InspectedPipeline]) -> str:
     """The CSV, with a heading; pipelines without executables have no row."""
-    from orchestrator.bench.reports import spreadsheet_safe  # loaded where a table is asked for
+    from orchestrator.bench.tables import spreadsheet_safe  # loaded where a table is asked for
 
     rows = [(each, one, dict(one.statistics)) for each in pipelines for one in each.found.executables]
     names = list(dict.fromkeys(name for *_, values in rows for name in values))

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import asdict
 from rich.text import Text
 
-from orchestrator.bench.calibration import Calibrated, CalibrationProgress
+from orchestrator.bench.calibration import Calibrated
 from orchestrator.bench.compare import CellChange, ChangeReport
 from orchestrator.bench.contention import (
     CellReport,
@@ -24,8 +24,9 @@ from orchestrator.bench.contention import (
     noise_text,
     ratio_text,
 )
+from orchestrator.bench.jobs import MeasurementProgress
 from orchestrator.bench.rows import Conditions, arm_text, counted_samples, device_text
-from orchestrator.bench.runner import BenchOutcome, BenchProgress
+from orchestrator.bench.runner import BenchOutcome
 from orchestrator.bench.statistics import LEAST_PAIRS, noise_factor
 from orchestrator.cli.documents import (
     BenchCell,
@@ -191,13 +192,12 @@ def _show_matrix(output: Output, heading: Sequence[str], rows: Sequence[Sequence
     output.show(made)
 
 
-def show_progress(bar: MeasurementBar, progress: BenchProgress) -> None:
-    """Show the sample that begins."""
-    round_text = "warm-up" if progress.round < 0 else f"round {progress.round + 1}"
-    bar.step(f"{round_text}: {progress.now}", progress.done, progress.total, eta_text(progress))
+def show_progress(bar: MeasurementBar, progress: MeasurementProgress) -> None:
+    """Show the process that begins."""
+    bar.step(progress.now, progress.done, progress.total, eta_text(progress))
 
 
-def eta_text(progress: BenchProgress) -> str:
+def eta_text(progress: MeasurementProgress) -> str:
     """The estimated time to go, and the time until the limit if that is less."""
     eta_s, left_s = progress.eta_s, progress.left_s
     text = "time to go not known yet" if eta_s is None else f"at most {seconds_text(eta_s)} to go"
@@ -291,13 +291,6 @@ def show_changes(output: Output, report: ChangeReport) -> None:
 
 
 # --- calibrate
-
-
-def show_calibration_progress(bar: MeasurementBar, progress: CalibrationProgress) -> None:
-    """Show the process that begins."""
-    left = progress.left_s
-    rest = "" if left is None else f"at most {seconds_text(left)} to go"
-    bar.step(progress.now, progress.done, progress.total, rest)
 
 
 def calibrate_document(found: Calibrated, kept: Path | None) -> CalibrateDocument:

@@ -15,13 +15,12 @@ from orchestrator.cli.application import DEVICE_HELP, FIRST_DEVICE, POSITIVE, Fl
 from orchestrator.cli.documents import ComparedSides, CompileTimeRecord, RatioRecord, RegressDocument
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, display, styled, table
-from orchestrator.cli.values import archive_paths, pipeline_limit, write_beside
+from orchestrator.cli.values import archive_paths, extra, pipeline_limit, write_beside
 from orchestrator.errors import OrchestratorError
 from orchestrator.regress import reports
 from orchestrator.regress.code import ShaderCode
 from orchestrator.regress.comparison import SideComparison, compare_results
 from orchestrator.regress.live import LiveComparison
-from orchestrator.regress.page import html_page
 from orchestrator.regress.results import read_results
 from orchestrator.regress.rules import DEFAULT_RULES, FailRule, RuleVerdict, judge
 from orchestrator.regress.sides import SideDriver
@@ -143,6 +142,9 @@ def _check(sets: Sequence[str], given: RegressArguments) -> None:
             f"{len(sets)} files of results are named",
             "name two, before and after; or sets, and drivers with --before and --after",
         )
+    if given.out is not None:
+        with extra("report", "--out"):
+            import orchestrator.regress.page  # noqa: F401 - before anything is compiled
 
 
 def _read(paths: Sequence[str], rules: Sequence[FailRule]) -> list[_Judged]:
@@ -276,6 +278,8 @@ def _show_applications(output: Output, found: SideComparison) -> None:
 
 def _write_all(out: Path, judged: Sequence[_Judged]) -> None:
     """Write the reports of comparisons; of several, each into a folder named after its first device."""
+    from orchestrator.regress.page import html_page  # of the extra `report`
+
     for each in judged:
         folder = out / each.devices[0].replace(":", "-").replace("/", "-") if len(judged) > 1 else out
         folder.mkdir(parents=True, exist_ok=True)

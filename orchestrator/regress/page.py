@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from jinja2 import Environment, PackageLoader
 
-from orchestrator.errors import OrchestratorError
 from orchestrator.regress import reports
 from orchestrator.regress.code import ShaderCode
 from orchestrator.regress.comparison import SideComparison
@@ -16,10 +16,6 @@ from orchestrator.regress.times import TimeChange
 _MOST_ROWS = 20_000
 
 
-class PageError(OrchestratorError):
-    """The page cannot be made."""
-
-
 def html_page(
     found: SideComparison,
     verdicts: Sequence[RuleVerdict],
@@ -27,15 +23,7 @@ def html_page(
     time: TimeChange | None = None,
     code: Sequence[ShaderCode] = (),
 ) -> str:
-    """The page.
-
-    Raises:
-        PageError: Jinja2 is not installed.
-    """
-    try:
-        from jinja2 import Environment, PackageLoader
-    except ImportError as error:
-        raise PageError("the page needs Jinja2, which is not installed: pip install Jinja2") from error
+    """The page."""
     columns = [each.statistic for each in found.total.changes]
     rows = _rows(found)
     template = Environment(loader=PackageLoader("orchestrator.regress", ""), autoescape=True).get_template(

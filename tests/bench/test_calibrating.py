@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.bench.calibration import Calibrated, CalibrationProgress, calibrate
+from orchestrator.bench.calibration import Calibrated, calibrate
 from orchestrator.bench.jobs import (
     Answer,
     BenchError,
     FillJob,
     Job,
+    MeasurementProgress,
     Probed,
     ProbeJob,
     Refused,
@@ -39,7 +40,7 @@ class Machine:
         self.binaries = binaries
         self.answer = answer
         self.jobs: list[Job] = []
-        self.told: list[CalibrationProgress] = []
+        self.told: list[MeasurementProgress] = []
 
     def calibrated(self, *, rounds: int = 5, workers: int = 2, **options: Any) -> Calibrated:
         """A calibration of the machine; `told` is its progress."""
@@ -291,7 +292,7 @@ def test_a_time_limit_is_kept_and_what_tells_most_is_decided(
     machine = Machine(answer=clock)
     found = machine.calibrated(workers=16, time_limit_s=limit_s)
     assert clock.now <= limit_s
-    assert machine.told[0].left_s == limit_s
+    assert machine.told[0].eta_s == limit_s
     assert found.profile.cold is not None
     assert found.profile.cold.mode == "shared"
     assert samples_of(machine, start="cold", mode="per-worker", workers=16) == [0, 1, 2, 3, 4]

@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from orchestrator.bench.contention import contention_report
-from orchestrator.bench.reports import TIMELINE_CALLS, figures_of, html_report, markdown_text
+from orchestrator.bench.page import TIMELINE_CALLS, figures_of, html_report
 from orchestrator.bench.rows import Latencies, Sample, SlowPipeline
+from orchestrator.bench.tables import markdown_text
 from orchestrator.bench.trace import MAIN_ROW, Span, TraceEvent, encode_trace, events_of
 from orchestrator.devices.modes import CacheMode
 from tests.bench.support import ENVIRONMENT, failure, series

@@ -20,6 +20,7 @@ from orchestrator.bench.jobs import (
     Filled,
     FillJob,
     Job,
+    MeasurementProgress,
     Refused,
     SampleJob,
     run_in_process,
@@ -32,7 +33,7 @@ from orchestrator.bench.rows import (
     failed_arms,
     read_rows,
 )
-from orchestrator.bench.runner import RESULTS, BenchProgress, Matrix, run_bench, timelines_of
+from orchestrator.bench.runner import RESULTS, Matrix, run_bench, timelines_of
 from orchestrator.bench.statistics import LEAST_PAIRS
 from orchestrator.bench.take import fill
 from orchestrator.devices.modes import CacheMode
@@ -92,7 +93,7 @@ def interrupt(_job: SampleJob) -> Answer:
 
 
 def test_all_samples_are_taken_and_kept(tmp_path: Path) -> None:
-    seen: list[BenchProgress] = []
+    seen: list[MeasurementProgress] = []
     answers = Answers()
     outcome = run_bench(PLAN, tmp_path, run_job=answers, on_progress=seen.append)
     assert (outcome.done, outcome.total, outcome.stopped, outcome.failed) == (TOTAL, TOTAL, "", ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 
 from orchestrator.bench.contention import contention_report
-from orchestrator.bench.reports import csv_text, markdown_text
+from orchestrator.bench.tables import csv_text, markdown_text
 from tests.bench.test_html_report import samples
 
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.bench.calibration import CalibrationProgress
-from orchestrator.bench.runner import BenchProgress
-from orchestrator.cli.measured import eta_text, show_calibration_progress, show_progress
+from orchestrator.bench.jobs import MeasurementProgress
+from orchestrator.cli.measured import eta_text, show_progress
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress_bar import MeasurementBar
 from tests.cli.conftest import terminal_as
 
 
-def progress(eta_s: float | None, *, left_s: float | None = None, number: int = 0) -> BenchProgress:
-    return BenchProgress(3, 20, number, "a cell", eta_s, left_s)
+def progress(eta_s: float | None, left_s: float | None = None) -> MeasurementProgress:
+    return MeasurementProgress(3, 20, "a cell", eta_s, left_s)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +30,7 @@ def progress(eta_s: float | None, *, left_s: float | None = None, number: int = 
     ],
 )
 def test_the_time_to_go_is_honest(eta_s: float | None, left_s: float | None, text: str) -> None:
-    assert eta_text(progress(eta_s, left_s=left_s)) == text
+    assert eta_text(progress(eta_s, left_s)) == text
 
 
 def test_a_pipe_gets_some_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,9 +40,7 @@ def test_a_pipe_gets_some_lines(capsys: pytest.CaptureFixture[str], monkeypatch:
         view.stage("opening")
         for seconds in (0.0, 9.0, 10.0):
             now[0] = 100.0 + seconds
-            show_progress(view, progress(30.0, number=-1 if not seconds else 1))
-    with MeasurementBar(Output(json=False)) as calibration:
-        show_calibration_progress(calibration, CalibrationProgress(1, 5, "a probe", 90.0))
+            show_progress(view, progress(30.0))
     with MeasurementBar(Output(json=True)) as silent:
         silent.stage("opening")
         silent.step("a cell", 1, 2)
@@ -51,9 +48,8 @@ def test_a_pipe_gets_some_lines(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert captured.out == ""
     assert captured.err.splitlines() == [
         "opening",
-        "3 of 20: warm-up: a cell (at most 30.00 s to go)",
-        "3 of 20: round 2: a cell (at most 30.00 s to go)",
-        "1 of 5: a probe (at most 90.00 s to go)",
+        "3 of 20: a cell (at most 30.00 s to go)",
+        "3 of 20: a cell (at most 30.00 s to go)",
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -97,3 +98,12 @@ def test_reports_are_written(call: Call, tmp_path: Path) -> None:
     affected = done.out.split("Totals from ")[1].split()[0]
     assert len(rows) == int(affected)
     assert any(row["Code size"] != row["Code size after"] for row in rows)
+
+
+def test_without_what_a_page_needs_nothing_is_compared(
+    call: Call, sides: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "orchestrator.regress.page", raising=False)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    done = call("regress", *sides, "--out", tmp_path / "out")
+    assert (done.code, "--out: jinja2 is not installed" in done.err, done.out) == (2, True, "")
