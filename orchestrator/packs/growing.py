@@ -205,13 +205,9 @@ class GrowingPack:
 
     def expected(self, pipelines: int) -> Expected:
         """What there is to do of a set of so many pipelines for each target, by what the pack had."""
-        held, took_s = {}, []
-        for each in (target.as_it_was for target in self._pack.manifest.targets if target.identity):
-            held[each.selector] = sum(map(each.count, ("created", "skipped", "failed", "quarantined")))
-            with suppress(PackError):
-                times = self._pack.read_notes(each).times_ns
-                took_s.append(float(times.sum()) / 1e9 / max(1, held[each.selector]))
-        return Expected(pipelines, held, sum(took_s) / len(took_s) if took_s else 0.0)
+        targets = [target.as_it_was for target in self._pack.manifest.targets if target.identity]
+        settled = ("created", "skipped", "failed", "quarantined")
+        return Expected(pipelines, {each.selector: sum(map(each.count, settled)) for each in targets})
 
     def take(self, result: TargetResult) -> None:
         """A target has ended; where that cannot be written now, `finish` tries again."""

@@ -8,7 +8,6 @@ machine looks like contention.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import time
 from contextlib import AbstractContextManager, suppress
@@ -24,10 +23,6 @@ from orchestrator.run.records import Calls
 
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 _STATISTICS_BYTES: Final = 96  # three numbers of at most 20 digits
-# Through PyDLL a call keeps the GIL, which os.pread releases; this read never waits for anything.
-_pread = ctypes.PyDLL(None).pread
-_pread.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int64)
-_pread.restype = ctypes.c_ssize_t
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -42,7 +37,6 @@ class ThreadMeter(AbstractContextManager["ThreadMeter"]):
     """Reads the clocks of the thread that opened it; use as a context manager in that thread."""
 
     def __init__(self) -> None:
-        self._text = ctypes.create_string_buffer(_STATISTICS_BYTES + 1)
         self._fd = -1
         with suppress(OSError):  # a kernel without them: has_run_delay says so
             self._fd = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
@@ -71,10 +65,13 @@ class ThreadMeter(AbstractContextManager["ThreadMeter"]):
     def _run_delay_ns(self) -> int:
         if self._fd < 0:
             return 0
-        read = _pread(self._fd, self._text, _STATISTICS_BYTES, 0)
         try:
-            return int(self._text.raw[: max(0, read)].split(None, 2)[1])
-        except (IndexError, ValueError):  # a kernel without scheduler statistics: unknown from now on
+            return int(os.pread(self._fd, _STATISTICS_BYTES, 0).split(None, 2)[1])
+        except (
+            OSError,
+            IndexError,
+            ValueError,
+        ):  # a kernel without scheduler statistics: unknown from now on
             self.__exit__()
             return 0
 

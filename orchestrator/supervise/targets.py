@@ -97,7 +97,6 @@ class Expected:
     pipelines: int  # of the set
     # Of these, those that a target's cache is known to hold, or that it lacks for good.
     held: Mapping[str, int] = field(factory=dict)
-    pipeline_s: float = 0.0  # what one of them took other targets in the driver; 0 where that is not known
 
 
 @define(eq=False)
@@ -163,7 +162,7 @@ class Overall:
             spent_s, compiles = spent_s + phase_s, compiles + self._to_compile(name)
         if not around:
             return None
-        rate = spent_s / compiles if compiles else self.expected.pipeline_s
+        rate = spent_s / compiles if compiles else 0.0
         for name in self.targets:
             if name not in left and name not in self._took_s:
                 if not rate and self._to_compile(name):
@@ -217,7 +216,6 @@ async def compile_targets(
         processors,
         len(options),
     )
-    job.overall.expected = evolve(expected, pipeline_s=expected.pipeline_s * together / processors)
     limiter = trio.Semaphore(together)
     with first_error():
         async with trio.open_nursery() as nursery:
