@@ -124,9 +124,11 @@ def test_what_cannot_be_saved_is_shown(
         assert f"not saved: {tmp_path / 'profile'}" in done.out.replace("\n", "")
 
 
-def test_a_real_calibration_of_the_simulated_device_that_runs_out_of_time(call: Call, tmp_path: Path) -> None:
+def test_a_real_calibration_of_the_simulated_device_that_runs_out_of_time(
+    call: Call, small_set: Path, tmp_path: Path
+) -> None:
     """The processes are real ones: the probes run, and there is no time for a sample."""
-    options = ("-j", "2", "--time-limit", "0.001s", "--cache-dir", tmp_path)
+    options = ("-j", "2", "--time-limit", "0.001s", "--set", small_set, "--cache-dir", tmp_path)
     done = call("calibrate", "--device", "simulated", *options, "--json")
     assert done.code == ExitCode.OK
     document = done.document

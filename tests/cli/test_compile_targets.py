@@ -123,8 +123,6 @@ def test_a_device_that_is_not_there_costs_no_other(call: Call, small_set: Path, 
     assert "no device answers to 'no such device'" in again.out
     assert "2 targets with 1 cache" in again.out
     assert again.err.splitlines()[:3] == ["looking for devices", "reading the set", "compiling for 2 targets"]
-    only = call("compile", small_set, "-d", "no such device", "--out", tmp_path / "other")
-    assert only.code == ExitCode.NO_DEVICE
 
 
 def test_a_second_run_finds_everything_in_the_pack(call: Call, small_set: Path, tmp_path: Path) -> None:
@@ -140,12 +138,6 @@ def test_a_second_run_finds_everything_in_the_pack(call: Call, small_set: Path, 
     assert found.count("created") == count
     assert found.parts[0].set_name == small_set.name
     assert call("verify", out, "--trust", trust_file(tmp_path)).code == ExitCode.OK
-    # With a directory of its own, the cache file is copied.
-    elsewhere = call(
-        "compile", small_set, "-d", "simulated", "--out", tmp_path / "two", "--cache-dir", out, "--json"
-    )
-    assert elsewhere.document["targets"][0]["report"]["outcomes"]["cache_hits"] == count
-    assert path_in(tmp_path / "two").read_bytes() == path_in(out).read_bytes()
 
 
 def test_a_killed_run_leaves_a_pack_of_what_was_finished(call: Call, small_set: Path, tmp_path: Path) -> None:
@@ -182,8 +174,7 @@ def test_a_pack_grows_by_sets_and_targets(call: Call, small_set: Path, tmp_path:
     driver_manifest("radv:navi21")
     out, other = tmp_path / "pack", tmp_path / "other.foz"
     write_small_set(other, 0, 3)
-    first = call("compile", other, "-d", "simulated", "--out", out)
-    assert first.code == ExitCode.OK
+    assert call("compile", other, "-d", "simulated", "--out", out).code == ExitCode.OK
     assert call("compile", small_set, "-d", "simulated", "--out", out).code == ExitCode.OK
     assert call("compile", other, "-d", "radv:vega10", "-d", "nothing", "--out", out).code == 1
     pack = Pack.open(out)
@@ -217,7 +208,7 @@ def test_what_a_pack_cannot_take_is_its_target_s_problem(call: Call, small_set: 
         (False, ""),
     ]
     notes.rmdir()
-    assert call(*arguments).code == ExitCode.OK
+    assert call(*arguments[:4], "--out", out).code == ExitCode.OK
     assert [each.problem for each in Pack.open(out).manifest.targets] == ["", ""]
     path_in(out).write_bytes(path_in(out).read_bytes() + b"x")
     other = call("compile", small_set, "-d", "radv:navi21", "--out", out)
@@ -256,8 +247,6 @@ def test_a_cache_of_another_directory_joins_what_the_pack_has(call: Call, tmp_pa
     assert call("verify", out).code == ExitCode.OK
     (found,) = Pack.open(out).manifest.targets
     assert [each.set_name for each in found.parts] == ["one.foz", "other.foz"]
-    (again,) = call("compile", one, other, "-d", target, "--out", out, "--json").document["targets"]
-    assert again["report"]["outcomes"]["compiled"] == 0
 
 
 def test_a_mistake_takes_nothing_out_of_a_pack(call: Call, small_set: Path, tmp_path: Path) -> None:
@@ -296,7 +285,6 @@ def test_every_target_says_what_went_wrong(call: Call, cut_set: Path, tmp_path: 
     for shown in (loud.out, still.err):
         assert "simulated: damaged: 1 place of the set could not be read" in shown
         assert "no such device: no device answers" in shown
-    assert call(*arguments, "-q", "--json").err == ""
 
 
 def test_nice_lets_other_programs_go_first(small_set: Path, tmp_path: Path) -> None:

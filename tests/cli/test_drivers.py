@@ -1,12 +1,13 @@
 """The command line on RADV and lavapipe.
 
-The main job through the command line on a real driver, each call in a process of its own.
+A verb that loads a driver into its process has one of its own; all others leave that to a child.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,18 +23,30 @@ pytestmark = pytest.mark.driver
 UNSET = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "RADV_FORCE_FAMILY")
 
 
-def program(device: str, *arguments: str | Path) -> Done:
-    driver_manifest(device)
-    return run_program(*arguments, "--device", device, "--json", unset=UNSET)
+Ask = Callable[..., Done]
 
 
-def test_what_radv_says_of_the_machine_is_not_shown(tmp_path: Path) -> None:
+@pytest.fixture
+def ask(call: Call, monkeypatch: pytest.MonkeyPatch) -> Ask:
+    """Call a verb with a device, for its document."""
+    for name in UNSET:
+        monkeypatch.delenv(name, raising=False)
+
+    def asked(device: str, *arguments: str | Path) -> Done:
+        driver_manifest(device)
+        return call(*arguments, "--device", device, "--json")
+
+    return asked
+
+
+def test_what_radv_says_of_the_machine_is_not_shown(ask: Ask, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    program("radv:navi21", "compile", "sample", "--shard", "1/50", "--cache-dir", cache)
+    ask("radv:navi21", "compile", "sample", "--shard", "1/50", "--cache-dir", cache)
     (file,) = cache.glob("*.pipeline-cache")
-    for arguments in (("inspect", file), ("merge", file, "-o", tmp_path / "merged")):
-        done = program("radv:navi21", *arguments)
-        assert (done.code, done.err) == (ExitCode.OK, ""), arguments
+    done = ask("radv:navi21", "inspect", file)
+    assert (done.code, done.err) == (ExitCode.OK, "")
+    done = run_program("merge", file, "-o", tmp_path / "merged", "-d", "radv:navi21", unset=UNSET)
+    assert (done.code, done.err) == (ExitCode.OK, "")
 
 
 def test_a_locale_with_another_i_is_no_matter_to_a_driver(tmp_path: Path) -> None:
@@ -46,21 +59,20 @@ def test_a_locale_with_another_i_is_no_matter_to_a_driver(tmp_path: Path) -> Non
     )
     if made.returncode:
         unsupported(f"the sources of locales, which Debian has in `locales`: {made.stderr.decode()[:200]}")
-    for how in ((), ("--in-process",)):
-        done = run_program(
-            *("compile", "sample", "-d", "radv:navi21", "--shard", "1/50", "--mode", "none", *how),
-            environment={"LOCPATH": str(locales), "LC_ALL": "tr_TR.UTF-8"},
-            unset=UNSET,
-        )
-        assert done.code == ExitCode.OK, done.err
+    done = run_program(
+        *("compile", "sample", "-d", "radv:navi21", "--shard", "1/50", "--mode", "none"),
+        environment={"LOCPATH": str(locales), "LC_ALL": "tr_TR.UTF-8"},
+        unset=UNSET,
+    )
+    assert done.code == ExitCode.OK, done.err
 
 
 @pytest.mark.parametrize("device", ["radv:navi21", "lavapipe"])
-def test_doctor_misses_no_feature_that_devices_lists(device: str, tmp_path: Path) -> None:
-    done = program(device, "devices")
+def test_doctor_misses_no_feature_that_devices_lists(ask: Ask, device: str, tmp_path: Path) -> None:
+    done = ask(device, "devices")
     assert (done.code, done.err) == (ExitCode.OK, "")
     (listed,) = done.document["devices"]
-    findings = program(device, "doctor", "--cache-dir", tmp_path).document["findings"]
+    findings = ask(device, "doctor", "--cache-dir", tmp_path).document["findings"]
     told = {each["subject"]: each["detail"] for each in findings}
     assert f"orchestrator {VERSION}" in told["program"]
     assert re.fullmatch(r"version 1\.\d+\.\d+", told["Vulkan loader"])
@@ -76,22 +88,28 @@ def test_doctor_misses_no_feature_that_devices_lists(device: str, tmp_path: Path
     assert any("VK_KHR_pipeline_binary" in each for each in missed) is not binaries
 
 
-def test_devices_without_a_selector_lists_what_the_loader_finds() -> None:
-    done = run_program("devices", "--json", environment=driver_environment("lavapipe"))
+def test_devices_without_a_selector_lists_what_the_loader_finds(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in driver_environment("lavapipe").items():
+        monkeypatch.setenv(name, value)
+    done = call("devices", "--json")
     assert done.code == ExitCode.OK, done.err
     assert "llvmpipe" in done.document["devices"][0]["device_name"]
     assert done.document["devices"][0]["selector"] == "0"
 
 
-def test_many_workers_of_which_few_take_hits_find_all_and_compile_what_is_new(tmp_path: Path) -> None:
+def test_many_workers_of_which_few_take_hits_find_all_and_compile_what_is_new(
+    ask: Ask, tmp_path: Path
+) -> None:
     arguments = ("sample", "--workers", "8", "--cache-dir", tmp_path / "cache")
-    some = program("radv:navi21", "compile", *arguments, "--shard", "1/2").document
+    some = ask("radv:navi21", "compile", *arguments, "--shard", "1/12").document
     check_outcomes(some)
-    found = program("radv:navi21", "compile", *arguments, "--shard", "1/2").document
+    found = ask("radv:navi21", "compile", *arguments, "--shard", "1/12").document
     made = some["outcomes"]["compiled"] + some["outcomes"]["cache_hits"]
     assert (found["outcomes"]["compiled"], found["outcomes"]["cache_hits"]) == (0, made)
     # What the cache lacks is compiled beside what it holds.
-    done = program("radv:navi21", "compile", *arguments).document
+    done = ask("radv:navi21", "compile", *arguments, "--shard", "1/6").document
     check_outcomes(done)
     assert done["outcomes"]["compiled"] > 0
     assert done["outcomes"]["cache_hits"] >= found["outcomes"]["cache_hits"]
@@ -135,16 +153,16 @@ def test_neither_an_unknown_family_nor_a_pattern_where_one_device_is_expected_en
         monkeypatch.delenv(name, raising=False)
     driver_manifest("radv:navi21")
     make_pack(tmp_path / "pack")
-    assert "no family 'navi999': near to it are navi" in refusal(call, verb, "radv:navi999", tmp_path)
+    if verb != "calibrate":
+        assert "no family 'navi999': near to it are navi" in refusal(call, verb, "radv:navi999", tmp_path)
     if verb not in VERBS_WITH_SEVERAL_DEVICES:
         assert "'radv:navi2*' stands for several devices" in refusal(call, verb, "radv:navi2*", tmp_path)
 
 
-def test_radv_without_a_gpu_says_what_needs_none() -> None:
-    driver_manifest("radv:navi21")
+def test_radv_without_a_gpu_says_what_needs_none(ask: Ask) -> None:
     if Path("/dev/dri").exists():
         unsupported("this machine may have a GPU that RADV is for")
-    done = run_program("devices", "-d", "radv", "--json", unset=UNSET)
+    done = ask("radv", "devices")
     assert done.code == ExitCode.NO_DEVICE
     assert "radv:navi21 needs no GPU" in done.document["error"]["message"]
     assert "install " not in done.document["error"]["message"]

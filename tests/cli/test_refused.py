@@ -16,8 +16,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.devices.simulated import simulated_identity
-from orchestrator.stores.cache_file import cache_path
 from tests.drivers import REPOSITORY, require_tool
 
 
@@ -50,14 +48,9 @@ def last_words(done: subprocess.CompletedProcess[str]) -> str:
     return "\n".join((done.stdout or done.stderr).splitlines()[-2:])
 
 
-@pytest.mark.parametrize("files", [12, 18])
-def test_few_file_descriptors_are_no_bug(files: int, small_set: Path, tmp_path: Path) -> None:
-    """12: the compiling process cannot be started; 18: it cannot open what it needs, or saves some."""
-    cache = tmp_path / "cache"
-    done = refused("compile", small_set, "-d", "simulated", "--cache-dir", cache, files=files)
-    if files > 16 and done.returncode == ExitCode.OK:
-        assert cache_path(cache, simulated_identity()).is_file()
-        return
+def test_few_file_descriptors_are_no_bug(small_set: Path, tmp_path: Path) -> None:
+    """12: the compiling process cannot be started."""
+    done = refused("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path / "cache", files=12)
     assert done.returncode == ExitCode.BAD_INPUT
     assert "oo many open files" in last_words(done)
 

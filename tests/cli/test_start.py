@@ -36,10 +36,8 @@ main()
 """
 MOMENTS = (
     "cyclopts",  # the child imports
-    "orchestrator.cli.compiling",
     "orchestrator.supervise.server",  # the child may wait for its first request
-    "orchestrator.cli.progress",  # it compiles
-    "orchestrator.supervise.supervisor",
+    "orchestrator.supervise.supervisor",  # it compiles
 )
 
 
@@ -67,7 +65,7 @@ def _marked(mark: bytes) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("where", ["cyclopts", "orchestrator.cli.compiling", "orchestrator.cli.progress"])
+@pytest.mark.parametrize("where", ["cyclopts", "orchestrator.cli.progress"])
 def test_a_signal_to_all_while_it_is_parsed_ends_it_with_a_document(where: str, tmp_path: Path) -> None:
     source = KILLED.replace("os.kill(PROGRAM, signal.SIGKILL)", "os.killpg(0, signal.SIGINT)")
     arguments = ["compile", "sample", "-d", "simulated", "--json", "--cache-dir", str(tmp_path)]
