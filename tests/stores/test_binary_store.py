@@ -36,6 +36,7 @@ from orchestrator.stores.files.atomic_file import MissingFileError, ReadError, S
 from orchestrator.stores.state import STATE_NAME
 from tests.campaigns import tries
 from tests.stores.binaries import GENERATION, OTHER, OTHER_DRIVER, content, found, pipeline
+from tests.stores.children import forked
 from tests.stores.stored import lines_on
 
 KILLS, FLIPS = tries(10, 100), tries(60, 2000)
@@ -303,15 +304,7 @@ def test_what_is_damaged_is_a_miss_and_is_mended(tmp_path: Path, statement: str,
 def in_a_child(work: Callable[[], str]) -> tuple[int, str]:
     """Do something in a process of its own, and say how it ended and what it answered."""
     reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reading)
-            os.write(writing, work().encode())
-            os._exit(0)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the parent is told
-            os.write(writing, repr(error).encode())
-        os._exit(1)
+    child = forked(lambda: os.write(writing, work().encode()))
     os.close(writing)
     with os.fdopen(reading) as answer:
         said = answer.read()
@@ -448,12 +441,7 @@ def test_killed_writers_lose_nothing_that_they_acknowledged(tmp_path: Path, comp
 
     def begun() -> tuple[int, int]:
         first, (reading, writing) = next(firsts), os.pipe()
-        child = os.fork()
-        if not child:
-            try:
-                write_forever(tmp_path, first, compacts, writing)
-            finally:
-                os._exit(1)
+        child = forked(partial(write_forever, tmp_path, first, compacts, writing))
         os.close(writing)
         return child, reading
 

@@ -26,6 +26,7 @@ from orchestrator.stores.files.recovery import (
     previous_path,
 )
 from orchestrator.stores.files.writer_lock import writer_lock
+from tests.stores.children import forked
 from tests.stores.faults.sets import (
     OLD,
     OLDER,
@@ -48,14 +49,7 @@ class Crashing(SimulatedDevice):
 
 def crashes(path: Path) -> bool:
     """Whether a process dies when it loads a file with a driver that dies of any data."""
-    child = os.fork()
-    if not child:
-        try:
-            load_into_cache(Crashing(), path)
-            os._exit(0)
-        finally:
-            os._exit(1)
-    status = os.waitpid(child, 0)[1]
+    status = os.waitpid(forked(lambda: load_into_cache(Crashing(), path)), 0)[1]
     assert os.WIFSIGNALED(status) or status == 0
     return os.WIFSIGNALED(status)
 

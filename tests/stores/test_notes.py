@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -48,6 +49,7 @@ from orchestrator.stores.run_notes import (
     read_plan,
     save_plan,
 )
+from tests.stores.children import forked
 from tests.stores.profiles import IDENTITY, profile
 
 FIRST, SECOND, OTHER = (bytes([number] * 16) for number in range(1, 4))
@@ -100,16 +102,13 @@ def test_the_newest_are_kept_when_there_are_too_many(
 
 
 def test_two_processes_lose_nothing_of_each_other(cache_file: Path) -> None:
-    rounds, children = 100, []
-    for first in (0, rounds):
-        children.append(os.fork())
-        if not children[-1]:
-            try:
-                for number in range(rounds):
-                    add_durations(cache_file, keys(first + number), times(1 + number))
-                os._exit(0)
-            finally:
-                os._exit(1)
+    rounds = 100
+
+    def add_all(first: int) -> None:
+        for number in range(rounds):
+            add_durations(cache_file, keys(first + number), times(1 + number))
+
+    children = [forked(partial(add_all, first)) for first in (0, rounds)]
     assert [os.waitpid(each, 0)[1] for each in children] == [0, 0]
     known = read_durations(cache_file)
     assert known.keys.tolist() == list(range(2 * rounds))

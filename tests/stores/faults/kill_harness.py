@@ -19,7 +19,6 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +27,7 @@ from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.stores import cache_file
 from orchestrator.stores.cache_file import LoadStatus, load_into_cache, save_merged
 from orchestrator.stores.files.atomic_file import FileOperations, files_through
+from tests.stores.children import forked
 from tests.stores.faults.sets import compile_keys, keys_in, path_in
 
 # Those who kill know that it was not the driver.
@@ -40,19 +40,6 @@ class NoLocks(FileOperations):
 
     def try_lock(self, descriptor: int) -> bool:
         return True
-
-
-def forked(body: Callable[[], None]) -> int:
-    """Run a function in a child of this process; its id."""
-    child = os.fork()
-    if child:
-        return child
-    try:
-        body()
-    except BaseException:  # noqa: BLE001 - the child ends here, whatever it was
-        sys.excepthook(*sys.exc_info())
-        os._exit(1)
-    os._exit(0)
 
 
 def write_forever(path: Path, key: int, acknowledge: int) -> NoReturn:

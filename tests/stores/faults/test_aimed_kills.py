@@ -14,8 +14,8 @@ import select
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -25,6 +25,7 @@ from orchestrator.stores.cache_file import load_into_cache, save_merged
 from orchestrator.stores.files.atomic_file import FileOperations, files_through
 from orchestrator.stores.files.recovery import forgive_load
 from tests.campaigns import tries
+from tests.stores.children import forked
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.sets import compile_keys, loaded_keys, path_in
 
@@ -77,17 +78,18 @@ class DyingOperations(FileOperations):
         self._trigger.pull("rename")
 
 
-def work(path: Path, trigger: Trigger, seed: int, acknowledge: int) -> NoReturn:
+def work(path: Path, aim: str, seed: int, acknowledge: int) -> None:
     """Load, compile, save, acknowledge; until killed by its own hand."""
+    trigger = Trigger(aim, seed)
     device = DyingDevice(trigger)
-    cache, _ = load_into_cache(device, path)
-    first = 1 + 40 * (seed % 150)
-    for key in range(first, first + 40):
-        compile_keys(device, cache, frozenset({key}))
-        report = save_merged(device, path, cache, lock_wait_s=30.0)
-        if report.saved_bytes:
-            os.write(acknowledge, key.to_bytes(4, "little"))
-    os._exit(0)
+    with files_through(DyingOperations(trigger)):
+        cache, _ = load_into_cache(device, path)
+        first = 1 + 40 * (seed % 150)
+        for key in range(first, first + 40):
+            compile_keys(device, cache, frozenset({key}))
+            report = save_merged(device, path, cache, lock_wait_s=30.0)
+            if report.saved_bytes:
+                os.write(acknowledge, key.to_bytes(4, "little"))
 
 
 @contextmanager
@@ -126,14 +128,7 @@ def test_aimed_kills_lose_nothing_that_was_acknowledged(
         while kills < KILLS or running:
             while kills < KILLS and len(running) < processes:
                 started += 1
-                child = os.fork()
-                if not child:
-                    trigger = Trigger(aim, started)
-                    try:
-                        with files_through(DyingOperations(trigger)):
-                            work(path, trigger, started, writing)
-                    finally:
-                        os._exit(1)
+                child = forked(partial(work, path, aim, started, writing))
                 running[os.pidfd_open(child)] = child
             ended = select.select(running, [], [])[0][0]
             child = running.pop(ended)

@@ -29,6 +29,7 @@ from orchestrator.stores.run_notes import (
 )
 from orchestrator.stores.state import Kind, State, state_path
 from tests.campaigns import tries
+from tests.stores.children import forked
 from tests.stores.faults.conftest import CountCases
 from tests.stores.stored import lines_on
 
@@ -106,13 +107,14 @@ def logged(cache_file: Path) -> tuple[Path, Path, bytes]:
     """The database and its log, in which a killed process left 2 in place of 1; and the file's content."""
     NUMBERS.update(cache_file, lambda _: [1] * 5000)
     path = state_path(cache_file.parent)
-    child = os.fork()
-    if not child:
+
+    def write_and_die() -> None:
         state = State.open_to_write(path.parent)
         with state.writing() as sql:
             NUMBERS.store(sql, cache_file.name, [2] * 5000)
         os._exit(0)
-    os.waitpid(child, 0)
+
+    os.waitpid(forked(write_and_die), 0)
     return path, path.with_name(path.name + "-wal"), path.read_bytes()
 
 

@@ -34,7 +34,7 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores import cache_file
 from orchestrator.stores.cache_file import cache_path, load_into_cache, save_merged
 from tests.sets.spirv.shader_words import compute_module
-from tests.stores.faults.kill_harness import forked
+from tests.stores.children import forked
 
 SHARES = (range(1000), range(500, 1500))
 UNION = 1500
