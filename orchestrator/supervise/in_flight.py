@@ -2,7 +2,7 @@
 
     header   number of slots that were ever used
     slots    stamp, what, count, the first of the pipelines, thread: one driver call each
-    marks    of each image, from a page on: four bytes a pipeline, how long the driver took to compile it
+    marks    of each image, from a page on: a byte a pipeline, 1 once it was compiled
 
 Guarantees: each call into the driver, from the first object on, is announced before the driver gets it, so
 whatever ends the process there is among what `flights` then gives. That is a copy of a few kilobytes at most.
@@ -35,7 +35,6 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DriverError
-from orchestrator.run.accounting import driver_time_ns
 
 _HEADER: Final = struct.Struct("<I")
 _SLOT: Final = struct.Struct("<QIIiiI")  # stamp, what, count, smallest, largest, thread
@@ -44,8 +43,6 @@ _HELD: Final = 1024  # pipelines that a slot names one by one; of more it says f
 _STRIDE: Final = _SLOT.size + 4 * _HELD
 _MOST_SLOTS: Final = 4096
 _PAGE: Final = mmap.PAGESIZE
-_MARK_BYTES: Final = 4
-_MOST_US: Final = (1 << 32) - 1
 _NOTHING: Final = np.zeros(0, np.int32)
 _MARKS: Final = -(-(_HEADER.size + _MOST_SLOTS * _STRIDE) // _PAGE) * _PAGE
 _MAKING: Final = frozenset({DriverStep.OBJECT, DriverStep.MODULE})
@@ -87,7 +84,7 @@ class InFlightTable:
         self._free: dict[bool, list[int]] = {False: [], True: []}
         self._used = 0
         self._lock = threading.Lock()
-        self._marks: memoryview[int] = memoryview(b"").cast("I")
+        self._marks = np.zeros(0, np.bool_)
         self.image: CreateInfoImage | None = None  # that numbers are of
         self.owner: DriverObserver | None = None  # the observer of its device
         self.turn = threading.Lock()  # held while these two change
@@ -112,9 +109,9 @@ class InFlightTable:
         self._free[True].extend(ended)
         # Those of images before it stay: whoever looks on may not have read the last of them.
         at = os.fstat(self.descriptor).st_size
-        size = -(-_MARK_BYTES * max(1, pipelines) // _PAGE) * _PAGE
+        size = -(-max(1, pipelines) // _PAGE) * _PAGE
         os.ftruncate(self.descriptor, at + size)
-        self._marks = memoryview(mmap.mmap(self.descriptor, size, offset=at)).cast("I")
+        self._marks = np.frombuffer(mmap.mmap(self.descriptor, size, offset=at), np.bool_)
         return at
 
     def begin(self, step: DriverStep, numbers: npt.NDArray[np.int32] = _NOTHING) -> int:
@@ -137,12 +134,11 @@ class InFlightTable:
         _SLOT.pack_into(self._memory, at, stamp, step, count, smallest, largest, thread)
         return slot
 
-    def end(self, slot: int) -> int:
-        """The call returned, after so many ns. What it was stays readable until the slot is used again."""
-        since_ns, step, *_ = _SLOT.unpack_from(self._memory, _at(slot))
+    def end(self, slot: int) -> None:
+        """The call returned. What it was stays readable until the slot is used again."""
+        _, step, *_ = _SLOT.unpack_from(self._memory, _at(slot))
         _STAMP.pack_into(self._memory, _at(slot), 0)
         self._free[step in OF_PIPELINES].append(slot)
-        return time.monotonic_ns() - int(since_ns)
 
     @contextmanager
     def announced(self, step: DriverStep) -> Iterator[None]:
@@ -153,9 +149,9 @@ class InFlightTable:
         finally:
             self.end(slot)
 
-    def mark(self, number: int, time_ns: int) -> None:
-        """Say that a pipeline was compiled, and how long the driver took."""
-        self._marks[number] = min(max(1, time_ns // 1000), _MOST_US)
+    def mark(self, numbers: npt.NDArray[np.int32]) -> None:
+        """Say that pipelines were compiled."""
+        self._marks[numbers] = True
 
     # --- the process that looks on
 
@@ -165,9 +161,9 @@ class InFlightTable:
         slots = range(min(used, _MOST_SLOTS))
         return [found for slot in slots if (found := self._flight(slot, ended=ended)) is not None]
 
-    def marks(self, at: int, pipelines: int) -> npt.NDArray[np.uint32]:
-        """Microseconds that the driver took for what was compiled, by number in an image; 0: it was not."""
-        return np.frombuffer(os.pread(self.descriptor, _MARK_BYTES * pipelines, at), np.uint32)
+    def marks(self, at: int, pipelines: int) -> npt.NDArray[np.bool_]:
+        """Whether each pipeline of an image was compiled, shape (n,)."""
+        return np.frombuffer(os.pread(self.descriptor, pipelines, at), np.bool_)
 
     def _flight(self, slot: int, *, ended: bool) -> Flight | None:
         at = _at(slot)
@@ -246,14 +242,10 @@ class AnnouncingObserver(DriverObserver):
         self, call: int, numbers: npt.NDArray[np.int32] = _NOTHING, batch: CreationBatch | None = None
     ) -> None:
         """See `DriverObserver.left`."""
-        wall_ns = self.table.end(call)
-        if batch is None or batch.all_hits:
-            return
-        times_ns = driver_time_ns(batch.feedback_flags, batch.durations_ns, wall_ns)
-        columns = numbers, batch.results, batch.feedback_flags, times_ns
-        for number, result, flags, time_ns in zip(*(each.tolist() for each in columns), strict=True):
-            if result == SUCCESS and not flags & FEEDBACK_APPLICATION_CACHE_HIT:
-                self.table.mark(number, time_ns)
+        self.table.end(call)
+        if batch is not None and not batch.all_hits:
+            is_hit = batch.feedback_flags & np.uint32(FEEDBACK_APPLICATION_CACHE_HIT) != 0
+            self.table.mark(numbers[(batch.results == SUCCESS) & ~is_hit])
 
     def distrusts_binaries(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_] | None:
         """See `DriverObserver.distrusts_binaries`."""

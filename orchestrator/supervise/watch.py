@@ -116,7 +116,7 @@ class Watch:
         """Remember what was compiled of the image, which the next process may find; how many there are."""
         if self._tables is not None:
             marks = self.connection.table.marks(self._tables.marks, len(self._keys))
-            self.compiled.update(self._keys[marks != 0].tolist())
+            self.compiled.update(self._keys[marks].tolist())
         return len(self.compiled)
 
     def keys_in_driver(self) -> list[int]:

@@ -75,7 +75,7 @@ def test_a_device_announces_what_it_gives_to_the_driver(descriptor: int) -> None
     assert table.flights() == []
     assert [each.numbers for each in table.flights(ended=True)] == [(3,)]
     # Neither what failed nor what was not tried.
-    assert table.marks(at, 4).astype(bool).tolist() == [False, True, False, True]
+    assert table.marks(at, 4).tolist() == [False, True, False, True]
     at = table.prepare(1)
     assert table.flights(ended=True) == []
-    assert table.marks(at, 1).tolist() == [0]
+    assert table.marks(at, 1).tolist() == [False]
