@@ -160,7 +160,7 @@ def compare_results(before: Results, after: Results) -> SideComparison:
     totals = _totals(before, after, (first, second), deltas, affected, np.zeros(len(first), np.int64), 1)
     by_place = _totals(before, after, (first, second), deltas, affected, where, len(applications))
     named = {name: each for name, each in zip(applications, by_place, strict=True) if each.executables}
-    only, neither = _only_one(before, after, own, applications, places)
+    lacking = _lacking(before, after, own, applications, places)
     return SideComparison(
         before=before,
         after=after,
@@ -172,9 +172,9 @@ def compare_results(before: Results, after: Results) -> SideComparison:
         affected=affected,
         total=totals[0],
         by_application=named,
-        only_one=only,
+        only_one=tuple(each for each in lacking if each.side),
         unlike=unlike,
-        neither=neither,
+        neither=tuple(each for each in lacking if not each.side),
     )
 
 
@@ -261,37 +261,30 @@ def _totals(
     ]
 
 
-def _only_one(
+def _lacking(
     before: Results,
     after: Results,
     own: Sequence[npt.NDArray[np.int64]],
     applications: tuple[str, ...],
     places: Sequence[npt.NDArray[np.int64]],
-) -> tuple[tuple[OnlyOne, ...], tuple[OnlyOne, ...]]:
-    sides, names = (before, after), ("before", "after")
-    have = [_pipelines(of, side.key) for of, side in zip(own, sides, strict=True)]
-    of_name = [
-        dict(zip(side.applications, at.tolist(), strict=True)) for side, at in zip(sides, places, strict=True)
+) -> list[OnlyOne]:
+    sides = before, after
+    have = [
+        set(zip(of.tolist(), each.key.tolist(), strict=True)) for of, each in zip(own, sides, strict=True)
     ]
-    whys: list[dict[tuple[int, int], Lost]] = [
-        {(known[each.application], each.key): each for each in side.lost}
-        for side, known in zip(sides, of_name, strict=True)
+    why = list[dict[tuple[int, int], Lost]]()
+    for side, at in zip(sides, places, strict=True):
+        place_of = dict(zip(side.applications, at.tolist(), strict=True))
+        why.append({(place_of[each.application], each.key): each for each in side.lost})
+    found: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
+    for name, here, other in (("before", 0, 1), ("after", 1, 0)):
+        absent = Lost("", 0, "absent", f"not in {sides[other].side.name}")
+        for each in sorted(have[here] - have[other]):
+            lost = why[other].get(each, absent)
+            found.setdefault((name, lost.status, lost.reason), []).append(each)
+    for each in sorted(why[0].keys() & why[1].keys()):
+        found.setdefault(("", why[1][each].status, why[1][each].reason), []).append(each)
+    return [
+        OnlyOne(*told, tuple((applications[place], Hash(key)) for place, key in pipelines))
+        for told, pipelines in found.items()
     ]
-    found: dict[tuple[str, str, str], list[tuple[str, Hash]]] = {}
-    for here in (0, 1):
-        for each in np.setdiff1d(have[here], have[1 - here]).tolist():
-            why = whys[1 - here].get(tuple(each))
-            other = sides[1 - here].side.name
-            reason = ("absent", f"not in {other}") if why is None else (why.status, why.reason)
-            found.setdefault((names[here], *reason), []).append((applications[each[0]], Hash(each[1])))
-    for place in sorted(whys[0].keys() & whys[1].keys()):
-        why = whys[1][place]
-        found.setdefault(("", why.status, why.reason), []).append((applications[place[0]], Hash(place[1])))
-    told = [OnlyOne(side, status, reason, tuple(each)) for (side, status, reason), each in found.items()]
-    return tuple(each for each in told if each.side), tuple(each for each in told if not each.side)
-
-
-def _pipelines(application: npt.NDArray[np.int64], key: npt.NDArray[np.uint64]) -> npt.NDArray[Any]:
-    pairs = np.empty(len(key), [("application", np.int64), ("key", np.uint64)])
-    pairs["application"], pairs["key"] = application, key
-    return np.unique(pairs)

@@ -11,7 +11,7 @@ several may have one name; of a pipeline that comes twice, the later rows count.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -27,16 +27,15 @@ from orchestrator.run.records import Columns, Record, decode_msgpack, encode_msg
 from orchestrator.run.statistics import InspectedPipeline
 from orchestrator.stores.files.atomic_file import write_document
 
-_DATABASE, _TYPE, _KEY, _NAME = "Database", "Pipeline type", "Pipeline hash", "Executable name"
-_WALL, _DRIVER, _STAGE = "PSO wall duration (ns)", "PSO duration (ns)", "Stage duration (ns)"
-_SUBGROUP: Final = "Subgroup size"
-_FACTS: Final = (_DATABASE, _TYPE, _KEY, _WALL, _DRIVER, _STAGE, _NAME, _SUBGROUP)
-_NUMBERS: Final = {_WALL: "wall_ns", _DRIVER: "driver_ns", _STAGE: "stage_ns", _SUBGROUP: "subgroup"}
+_DATABASE, _KEY, _NAME, _SUBGROUP = "Database", "Pipeline hash", "Executable name", "Subgroup size"
+_FACTS: Final = (
+    *(_DATABASE, "Pipeline type", _KEY, _NAME, _SUBGROUP),
+    *("PSO wall duration (ns)", "PSO duration (ns)", "Stage duration (ns)"),
+)
+"""Columns that are no statistics."""
 _LINES: Final = 1_000
 _WORDS: Final = {"": np.nan, "true": 1.0, "false": 0.0}
-
-_MAGIC: Final = b"\x89regress 2\n"
-_COLUMNS: Final = "application", "kind", "name", "subgroup", "wall_ns", "driver_ns", "stage_ns"
+_MAGIC: Final = b"\x89regress 3\n"
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -57,7 +56,6 @@ class Lost(msgspec.Struct, frozen=True):
 
     application: str
     key: int
-    kind: str
     status: str  # "skipped", "failed" (the driver refused it), "crashed" or "not run"
     reason: str
 
@@ -78,18 +76,13 @@ class Results(Columns, frozen=True, eq=False, kw_only=True):
     """The results of one side. Columns have one row for each executable, in any order."""
 
     side: Side  # Whose they are.
-    applications: tuple[str, ...]  # Names that `application` counts; likewise `kinds` and `names`.
-    kinds: tuple[str, ...]
+    applications: tuple[str, ...]  # Names that `application` counts; likewise `names`.
     names: tuple[str, ...]
     application: Integers  # Place of the application, shape (n,).
-    kind: Integers  # Place of the pipeline's kind.
     key: Hashes  # Hash of the pipeline in its set.
     number: Integers  # Number of the executable in its pipeline, from 0.
     name: Integers  # Place of the executable's name.
     subgroup: Integers  # VkPipelineExecutablePropertiesKHR::subgroupSize.
-    wall_ns: Integers  # Elapsed time of the pipeline's creation call; on each of its rows.
-    driver_ns: Integers  # Its creation feedback; 0 without.
-    stage_ns: Integers  # Creation feedback of the executable's stages.
     numbers: dict[str, Floats]  # Statistics by name; NaN where an executable lacks one.
     hashes: dict[str, Hashes]  # Statistics that are hashes; 0 where an executable lacks one.
     lost: tuple[Lost, ...] = ()  # Pipelines without code.
@@ -116,49 +109,46 @@ class Results(Columns, frozen=True, eq=False, kw_only=True):
 class ResultBuilder:
     """Gathers rows, in chunks of columns; a statistic may begin and end anywhere. One thread."""
 
-    _places: dict[str, dict[str, int]] = field(factory=lambda: {"application": {}, "kind": {}, "name": {}})
+    _applications: dict[str, int] = field(factory=dict)
+    _names: dict[str, int] = field(factory=dict)
     _chunks: list[dict[str, npt.NDArray[Any]]] = field(factory=list)
     _statistics: list[Mapping[str, Column]] = field(factory=list)
 
     def add(
         self,
-        texts: Mapping[str, Sequence[str]],
+        applications: Sequence[str],
         keys: Hashes,
-        numbers: Mapping[str, Integers],
+        names: Sequence[str],
+        subgroups: Integers,
         statistics: Mapping[str, Column],
     ) -> None:
-        """Add rows: texts by `application`, `kind` and `name`, numbers by the columns' names."""
-        chunk: dict[str, npt.NDArray[Any]] = {"key": keys, **numbers}
-        for column, values in texts.items():
-            places = self._places[column]
-            chunk[column] = np.array([places.setdefault(each, len(places)) for each in values], np.int64)
-        self._chunks.append(chunk)
+        """Add rows: the application, the pipeline's key, name and subgroup size of each executable."""
+        columns = {
+            "application": _placed(applications, self._applications),
+            "key": keys,
+            "name": _placed(names, self._names),
+            "subgroup": subgroups,
+        }
+        self._chunks.append(columns)
         self._statistics.append(statistics)
 
     def done(self, side: Side, lost: Sequence[Lost] = ()) -> Results:
         """The results."""
-
-        def joined(name: str, kind: type) -> npt.NDArray[Any]:
-            return np.concatenate([np.zeros(0, kind), *(each[name] for each in self._chunks)]).astype(kind)
-
-        columns: dict[str, Any] = {each: joined(each, np.int64) for each in _COLUMNS}
-        columns["key"] = joined("key", np.uint64)
-        known = self._places["application"]
-        for each in lost:  # of an application, all may be
-            known.setdefault(each.application, len(known))
+        if not self._chunks:
+            self.add((), np.zeros(0, np.uint64), (), np.zeros(0, np.int64), {})
+        columns = {name: np.concatenate([each[name] for each in self._chunks]) for name in self._chunks[0]}
+        _placed([each.application for each in lost], self._applications)  # of one, all may be lost
         rows, columns["number"] = _numbered(columns["application"], columns["key"])
         columns = {name: each[rows] for name, each in columns.items()}
         names = dict.fromkeys(chain.from_iterable(self._statistics))
-        statistics: dict[bool, dict[str, Any]] = {False: {}, True: {}}
-        for name in names:
-            statistics[is_hash(name)][name] = self._statistic(name)[rows]
-        places: dict[str, Any] = {f"{name}s": tuple(self._places[name]) for name in self._places}
+        statistics: dict[str, Any] = {name: self._statistic(name)[rows] for name in names}
         return Results(
             side=side,
-            numbers=statistics[False],
-            hashes=statistics[True],
+            applications=tuple(self._applications),
+            names=tuple(self._names),
+            numbers={name: each for name, each in statistics.items() if not is_hash(name)},
+            hashes={name: each for name, each in statistics.items() if is_hash(name)},
             lost=tuple(lost),
-            **places,
             **columns,
         )
 
@@ -172,21 +162,19 @@ class ResultBuilder:
         return np.concatenate([np.zeros(0, kind), *parts])
 
 
+def _placed(texts: Sequence[str], places: dict[str, int]) -> Integers:
+    """The place of each text, of which new ones get the next."""
+    return np.array([places.setdefault(each, len(places)) for each in texts], np.int64)
+
+
 def _numbered(application: Integers, keys: Hashes) -> tuple[npt.NDArray[np.intp], Integers]:
     # Rows to keep, and the number of each row in its run of one pipeline.
-    count = len(keys)
-    if not count:
-        return np.zeros(0, np.intp), np.zeros(0, np.int64)
-    begins = np.ones(count, np.bool_)
+    begins = np.ones(len(keys), np.bool_)
     begins[1:] = (keys[1:] != keys[:-1]) | (application[1:] != application[:-1])
     first, run = np.flatnonzero(begins), np.cumsum(begins) - 1
-    order = np.lexsort((first, keys[first], application[first]))
-    last = np.ones(len(order), np.bool_)
-    last[:-1] = np.diff(application[first][order]) != 0
-    last[:-1] |= keys[first][order][1:] != keys[first][order][:-1]
-    kept = np.zeros(len(first), np.bool_)
-    kept[order[last]] = True
-    return np.flatnonzero(kept[run]), np.arange(count) - first[run]
+    pairs = zip(application[first].tolist(), keys[first].tolist(), strict=True)
+    last = {pair: number for number, pair in enumerate(pairs)}
+    return np.flatnonzero(np.isin(run, list(last.values()))), np.arange(len(keys)) - first[run]
 
 
 # --- reading
@@ -210,7 +198,7 @@ def read_results(path: Path) -> Results:
     columns = [*found.at(slice(None)).values(), *found.statistics.values()]
     if len({each.shape for each in columns}) != 1:
         raise ResultError(str(path), "its columns differ in length")
-    counted = (found.application, found.applications), (found.kind, found.kinds), (found.name, found.names)
+    counted = (found.application, found.applications), (found.name, found.names)
     lost = {each.application for each in found.lost} - set(found.applications)
     if lost or any(len(each) and not 0 <= each.min() <= each.max() < len(known) for each, known in counted):
         raise ResultError(str(path), "a column of it names what the file does not have")
@@ -264,21 +252,12 @@ def _add_rows(builder: ResultBuilder, columns: list[str], rows: list[list[str]],
         except (ValueError, OverflowError) as error:
             raise ValueError(f"column {name!r}, up to line {line}: {error}") from None
 
-    count = len(rows)
-    numbers = {
-        column: np.nan_to_num(converted(name)).astype(np.int64)
-        if name in texts
-        else np.zeros(count, np.int64)
-        for name, column in _NUMBERS.items()
-    }
+    sizes = converted(_SUBGROUP) if _SUBGROUP in texts else np.zeros(len(rows))
     builder.add(
-        {
-            "application": texts[_DATABASE],
-            "kind": [each.lower() for each in texts.get(_TYPE, ("",) * count)],
-            "name": texts[_NAME],
-        },
+        texts[_DATABASE],
         _hashes(texts[_KEY], 16),
-        numbers,
+        texts[_NAME],
+        np.nan_to_num(sizes).astype(np.int64),
         {name: converted(name) for name in columns if name and name not in _FACTS},
     )
 
@@ -301,9 +280,6 @@ def add_inspected(builder: ResultBuilder, application: str, pipelines: Sequence[
     names = list(dict.fromkeys(chain.from_iterable((name for name, _ in one.statistics) for _, one in rows)))
     values = [dict(one.statistics) for _, one in rows]
 
-    def numbers(found: Iterator[int]) -> Integers:
-        return np.fromiter(found, np.int64, len(rows))
-
     def statistic(name: str) -> Column:
         if is_hash(name):
             hashes = (int(each.get(name, 0)) & 0xFFFF_FFFF_FFFF_FFFF for each in values)
@@ -311,18 +287,10 @@ def add_inspected(builder: ResultBuilder, application: str, pipelines: Sequence[
         return np.fromiter((float(each.get(name, np.nan)) for each in values), np.float64, len(rows))
 
     builder.add(
-        {
-            "application": [application] * len(rows),
-            "kind": [each.kind.value for each, _ in rows],
-            "name": [one.name for _, one in rows],
-        },
+        [application] * len(rows),
         np.fromiter((each.key for each, _ in rows), np.uint64, len(rows)),
-        {
-            "wall_ns": numbers(each.found.wall_ns for each, _ in rows),
-            "driver_ns": numbers(each.found.driver_ns for each, _ in rows),
-            "stage_ns": numbers(one.stage_ns for _, one in rows),
-            "subgroup": numbers(one.subgroup_size for _, one in rows),
-        },
+        [one.name for _, one in rows],
+        np.fromiter((one.subgroup_size for _, one in rows), np.int64, len(rows)),
         {name: statistic(name) for name in names},
     )
 

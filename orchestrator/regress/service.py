@@ -116,9 +116,7 @@ def _measured(request: Measure) -> Measured:
         found = [each for each in inspected(Path(journal)) if each.key not in keys]
         add_inspected(builder, path, found)
         lost += [
-            Lost(
-                path, each.key, each.kind.value, "untold", "created, but the driver tells nothing of its code"
-            )
+            Lost(path, each.key, "untold", "created, but the driver tells nothing of its code")
             for each in found
             if not each.found.executables
         ]
@@ -133,7 +131,6 @@ def _lost(path: str, report: CompileReport) -> list[Lost]:
         Lost(
             application=path,
             key=int(each.key),
-            kind=each.kind.value,
             status="crashed" if each.key in crashed else each.status.value.replace("_", " "),
             reason=each.reason,
         )

@@ -90,7 +90,7 @@ def test_the_smallest_comes_first_of_what_one_debugs(tmp_path: Path) -> None:
 def test_an_application_of_which_a_side_has_lost_all_is_told(tmp_path: Path) -> None:
     def side(*crashed: int) -> Results:
         builder = ResultBuilder()
-        lost = [Lost("games/a.foz", key, "compute", "crashed", "SIGSEGV") for key in crashed]
+        lost = [Lost("games/a.foz", key, "crashed", "SIGSEGV") for key in crashed]
         if not crashed:
             return read_results(write_csv(tmp_path / "some.csv", [("a", 1, "cs", {"Code size": 8})]))
         return builder.done(Side(name="lost"), lost)
