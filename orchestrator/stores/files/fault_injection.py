@@ -1,6 +1,6 @@
 """A file system that fails at a chosen call. Public in `orchestrator.testing`.
 
-Calls are counted from 0 and passed on to the inner operations. A fault happens before its call has any
+Calls are counted from 0 and passed on to the system. A fault happens before its call has any
 effect; only a short write writes half. One thread at a time.
 """
 
@@ -75,7 +75,6 @@ class FaultyFileOperations(FileOperations):
 
     fault: Fault | None = None  # What goes wrong; None only records calls.
     at: int = 0  # Number of the call at which it goes wrong, from 0.
-    inner: FileOperations = field(factory=FileOperations)  # The operations that do the work.
     # Every call so far; a killed process makes none.
     calls: list[RecordedCall] = field(factory=list, init=False)
     killed: bool = field(default=False, init=False)  # Whether the simulated process has ended.
@@ -103,7 +102,7 @@ class FaultyFileOperations(FileOperations):
             # As the kernel does: it closes the descriptors, which frees their locks.
             self.killed = True
             for descriptor in self._open:
-                self.inner.close(descriptor)
+                super().close(descriptor)
             self._open.clear()
             raise ProcessKilledError(name)
         if fault in _ERRORS:
@@ -124,7 +123,7 @@ class FaultyFileOperations(FileOperations):
         """Write, or write half."""
         self._enter("write")
         is_short = self.calls[-1].fault is Fault.SHORT_WRITE
-        return self.inner.write(descriptor, data[: max(len(data) // 2, 1)] if is_short else data)
+        return super().write(descriptor, data[: max(len(data) // 2, 1)] if is_short else data)
 
     def close(self, descriptor: int) -> None:
         """Close; the descriptor is gone even if the call fails."""
@@ -133,24 +132,25 @@ class FaultyFileOperations(FileOperations):
         finally:
             if not self.killed:
                 self._open.discard(descriptor)
-                self.inner.close(descriptor)
+                super().close(descriptor)
 
     def effective_user(self) -> int:
         """Not counted, because it cannot fail."""
-        return self.inner.effective_user()
+        return super().effective_user()
 
 
 def _counted(name: str) -> Callable[..., Any]:
-    """A method that records its call, of two paths the destination; else the inner operations do the work."""
+    """A method that records its call, of two paths the destination."""
+    real = getattr(FileOperations, name)
 
     def call(self: FaultyFileOperations, *arguments: Any) -> Any:
         self._enter(name, next((each for each in reversed(arguments) if isinstance(each, Path)), None))
-        result = getattr(self.inner, name)(*arguments)
+        result = real(self, *arguments)
         if name.startswith("open_"):
             self._open.add(result)
         return result
 
-    return functools.wraps(getattr(FileOperations, name))(call)
+    return functools.wraps(real)(call)
 
 
 for _name in [each for each in vars(FileOperations) if not each.startswith("_")]:

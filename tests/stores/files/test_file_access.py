@@ -24,7 +24,7 @@ MODULES = {"shutil", "tempfile", "io", "fcntl", "msvcrt", "mmap", "glob", "subpr
 OS_NAMES = {"strerror", "getpid", "urandom", "PathLike", "fsencode", "fsdecode"}
 # What has methods of these names and is no path: the shim itself, a copy of a struct, the store of
 # binaries, a pack, which is read through the shim.
-NO_PATHS = {*("files()", "inner", "structs", "BinaryStore", "Pack", "State", "content")}
+NO_PATHS = {*("files()", "super()", "structs", "BinaryStore", "Pack", "State", "content")}
 # Methods of Path that go to the file system.
 METHODS = {each for each in set(dir(Path)) - set(dir(PurePath)) if not each.startswith("_")}
 
