@@ -10,17 +10,34 @@ Guarantees:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from attrs import frozen
 from cyclopts import Parameter
+from msgspec.structs import asdict
+from rich.text import Text
 
+from orchestrator.bench.contention import (
+    CellReport,
+    Comparison,
+    ContentionReport,
+    cell_texts,
+    contention_report,
+    noise_text,
+)
+from orchestrator.bench.rows import Start, counted_samples, device_text
+from orchestrator.bench.runner import RESULTS, BenchOutcome, Matrix, run_bench, timelines_of
+from orchestrator.bench.statistics import LEAST_PAIRS, noise_factor
+from orchestrator.bench.tables import csv_text, markdown_text
+from orchestrator.bench.trace import join_traces
 from orchestrator.cli.application import DEVICE_HELP, FIRST_DEVICE, POSITIVE, JsonFlag, SetNames, in_range
+from orchestrator.cli.documents import BenchCell, BenchDocument, BenchGroup, FailedCell, RatioRecord, filled
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.output import Output, OutputError, path_text, styled
+from orchestrator.cli.output import Output, OutputError, path_text, plural, styled, table
+from orchestrator.cli.progress_bar import MeasurementBar
 from orchestrator.cli.values import (
     MOST_SAMPLES,
     MOST_WORKERS,
@@ -32,16 +49,30 @@ from orchestrator.cli.values import (
     time_limit_seconds,
     write_beside,
 )
+from orchestrator.devices.families import require_family
+from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import OrchestratorError
 from orchestrator.process import interrupted_by_signals
-
-if TYPE_CHECKING:
-    from orchestrator.bench.contention import ContentionReport
-    from orchestrator.bench.runner import BenchOutcome, Matrix
+from orchestrator.run.options import available_workers
+from orchestrator.stores.files.atomic_file import SaveError, write_document
+from orchestrator.stores.files.writer_lock import lock_path
 
 _T = TypeVar("_T")
 
 _TABLE, _TEXT, _PAGE = "report.csv", "report.md", "report.html"
+_COLUMNS = (
+    *("mode", "n", "pipelines/s", "ratio", "efficiency"),
+    *("blocked", "no CPU", "CPU", "merge", "dupl.", "memory"),
+)
+_SHORT = {"efficiency": "effic."}
+_SECONDS = ("open", "merge", "read_back", "barrier_wait", "duplicate")
+_LEGEND = (
+    "n: samples. pipelines/s: in one pass over the set, keys and merge included. ratio: that over the "
+    "baseline's, pair by pair; ≈: equal within 5 %, ?: undecided. effic.: throughput per worker against one "
+    "worker. blocked: asleep, from the least (in the driver's own time) to the most (in the whole call). no "
+    "CPU: waiting for a processor. CPU: CPU time per pipeline against one worker. merge: the driver's part. "
+    "Brackets: a 95 % interval; of at most 5 samples, their range."
+)
 
 
 @frozen(kw_only=True)
@@ -88,12 +119,6 @@ class BenchArguments:
         Raises:
             UsageError: An option has an invalid value.
         """
-        from orchestrator.bench.rows import Start
-        from orchestrator.bench.runner import Matrix
-        from orchestrator.devices.families import require_family
-        from orchestrator.devices.modes import CacheMode
-        from orchestrator.run.options import available_workers
-
         for selector in self.device or []:
             require_family(selector)
         workers = self.workers or ",".join(map(str, sorted({1, available_workers()})))
@@ -157,12 +182,6 @@ def bench_verb(
         orchestrator bench game.foz -d radv -j 1,4,16 --time-limit 2h -o results
         orchestrator bench game.foz -d nvidia --duplicates 0,0.5 -o results
     """
-    from orchestrator.bench.runner import RESULTS, run_bench
-    from orchestrator.cli.measured import bench_document, report_of, show_bench, show_progress
-    from orchestrator.cli.progress_bar import MeasurementBar
-    from orchestrator.stores.files.atomic_file import SaveError
-    from orchestrator.stores.files.writer_lock import lock_path
-
     results = arguments.out / RESULTS
     own = [results, lock_path(results), *(arguments.out / each for each in (_TABLE, _TEXT, _PAGE))]
     require_writable(arguments.trace, inputs=archive_paths(sets), outputs=own)
@@ -182,7 +201,7 @@ def bench_verb(
             arguments.out,
             time_limit_s=limit,
             warm_passes=arguments.warm_passes,
-            on_progress=partial(show_progress, bar),
+            on_progress=bar.measures,
             on_stage=bar.stage,
         )
     report = report_of(outcome)
@@ -210,11 +229,6 @@ def bench_verb(
 
 
 def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Path | None:
-    from orchestrator.bench.runner import timelines_of
-    from orchestrator.bench.tables import csv_text, markdown_text
-    from orchestrator.bench.trace import join_traces
-    from orchestrator.stores.files.atomic_file import write_document
-
     write_document(out / _TABLE, csv_text(report).encode())
     write_document(out / _TEXT, markdown_text(report).encode())
     timelines = timelines_of(out, [each.cell for each in report.cells])
@@ -233,3 +247,136 @@ def _exit_code(outcome: BenchOutcome, *, damaged: bool) -> ExitCode:
     if outcome.stopped == "interrupted":
         return ExitCode.INTERRUPTED
     return ExitCode.PIPELINES_FAILED if outcome.failed or damaged else ExitCode.OK
+
+
+def report_of(outcome: BenchOutcome) -> ContentionReport | None:
+    """The statistics of the samples so far; None before the first round."""
+    return contention_report(outcome.rows) if counted_samples(outcome.rows) else None
+
+
+def bench_document(
+    outcome: BenchOutcome, report: ContentionReport | None, page: Path | None
+) -> BenchDocument:
+    """The JSON document of a benchmark."""
+
+    def cell(of: CellReport) -> BenchCell:
+        figures: dict[str, Any] = dict(of.figures)
+        for name in _SECONDS:
+            figures[f"{name}_s"] = of.median(attrgetter(f"{name}_ns")) / 1e9
+        return BenchCell(
+            **asdict(of.cell),
+            **figures,
+            samples=len(of.samples),
+            efficiency=of.efficiency,
+            inflation=of.inflation,
+            merge_driver_s=of.median(lambda each: each.merge_cost_ns) / 1e9,
+            duplicate_keys=of.median(lambda each: each.duplicate_keys),
+            peak_memory_bytes=of.median(lambda each: each.peak_memory_bytes),
+        )
+
+    def group(of: Comparison) -> BenchGroup:
+        return filled(
+            BenchGroup,
+            of,
+            **asdict(of.conditions),
+            noise=None if of.control is None else noise_factor(of.control),
+            throughput_ratios={mode: RatioRecord.of(each) for mode, each in of.throughput.items()},
+            creation_rate_ratios={mode: RatioRecord.of(each) for mode, each in of.creation_rate.items()},
+            locking=None if of.locking is None else RatioRecord.of(of.locking),
+        )
+
+    return BenchDocument(
+        results=path_text(outcome.path),
+        samples=outcome.done,
+        planned=outcome.total,
+        resumed=outcome.resumed,
+        stopped=outcome.stopped or None,
+        failed=tuple(filled(FailedCell, each) for each in outcome.failed),
+        cells=() if report is None else tuple(map(cell, report.cells)),
+        groups=() if report is None else tuple(map(group, report.comparisons)),
+        advice=() if report is None else report.advice,
+        verdicts=() if report is None else report.verdicts,
+        warnings=() if report is None else report.warnings,
+        report=None if page is None else path_text(page),
+    )
+
+
+def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport | None) -> None:
+    """Print the report."""
+    resumed = f", {outcome.resumed:,} of them from earlier runs" if outcome.resumed else ""
+    output.line(
+        f"{outcome.done:,} of {plural(outcome.total, 'sample')}{resumed} in ", path_text(outcome.path)
+    )
+    if report is not None:
+        _show_environment(output, report)
+        for group in report.comparisons:
+            _show_group(output, report, group)
+        output.line("")
+        output.line(styled(_LEGEND, "dim"))
+        for sentence in (*report.advice, *report.verdicts):
+            output.line(styled(sentence, "head"))
+        for warning in report.warnings:
+            output.line(styled("note: ", "warn"), warning)
+    for each in outcome.failed:
+        output.line(styled("† failed: ", "bad"), each.words)
+    if outcome.stopped:
+        output.line(styled(f"ended early: {outcome.stopped}", "warn"), "; the same command resumes")
+
+
+def _show_environment(output: Output, report: ContentionReport) -> None:
+    for where in (each.environment for each in report.sample_of_devices):
+        output.line(
+            f"{where.device_name}, {where.driver_name} {where.driver_info}; {plural(where.cores, 'core')} "
+            f"of {where.processor}; Python {where.python}, orchestrator {where.orchestrator}"
+        )
+        output.line(styled(f"driver's own caches {where.driver_caches}", "dim"))
+        set_here = [*where.variables, *where.layers]
+        if set_here:
+            output.line(styled(f"environment and layers: {', '.join(set_here)}", "dim"))
+        for each in where.opened_as:
+            output.line(styled(f"device opened as: {each}", "dim"))
+    for order in sorted({sample.order for cell in report.cells for sample in cell.samples}):
+        words = {"cost": "by estimated cost, as in compile", "given": "as in the set"}.get(order, order)
+        output.line(styled(f"order of pipelines: {words}", "dim"))
+
+
+def _show_group(output: Output, report: ContentionReport, group: Comparison) -> None:
+    key = group.conditions
+    cells = report.cells_of(group)
+    failed = {each.arm for each in report.failed if each.conditions == key}
+    first = cells[0].samples[0]
+    counts = sorted({sample.passes for each in cells for sample in each.samples})
+    times = " or ".join(f"{count:,}" for count in counts)
+    passes = f", the set {times} times" if counts[-1] > 1 else ""
+    noise = noise_text(group.control)
+    if group.control is None and any(each.control for each in failed):
+        noise += ": it failed"
+    elif group.control is not None and group.control.count < LEAST_PAIRS:
+        noise += f" ({plural(group.control.count, 'pair')})"
+    title = f"{device_text(key.device)}, {key.start}, {plural(key.workers, 'worker')}{key.copies}"
+    output.line("")
+    output.line(styled(f"{title}: {plural(first.pipelines, 'pipeline')}{passes}, {noise}", "head"))
+    lost = {each.cell for each in failed if not each.control}
+    rows = []
+    for each in cells:
+        texts = cell_texts(each, group)
+        texts["n"] += " †" if each.cell in lost else ""
+        texts["dupl."] = f"{each.median(lambda one: one.duplicate_keys):,.0f}"
+        rows.append(texts)
+    measured = {each.cell for each in cells}
+    rows += [{"mode": cell.mode, "n": "0 †"} for cell in sorted(lost - measured)]
+    figures = [each for each in _COLUMNS if each != "dupl." or key.duplicates]
+    lines = [[row.get(each, "") for each in figures] for row in rows]
+    show_matrix(output, [_SHORT.get(each, each) for each in figures], lines)
+
+
+def show_matrix(output: Output, heading: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> None:
+    """Print a narrow table without line breaks, whose first column is the mode and all others are figures."""
+    made = table(*heading, numbers=range(1, len(heading)))
+    made.padding = (0, 0, 0, 1)
+    for place, column in enumerate(made.columns):
+        # rich takes the longest word of a figure for its least width
+        column.min_width = max(len(row[place]) for row in (heading, *rows))
+    for row in rows:
+        made.add_row(*row)
+    output.show(made)

@@ -13,7 +13,7 @@ from attrs import frozen
 from cyclopts import Parameter
 
 from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag, PrivateKey, TrustedKey
-from orchestrator.cli.documents import BinariesDocument, BinariesGeneration
+from orchestrator.cli.documents import BinariesDocument, BinariesGeneration, filled
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, byte_text, path_text, plural, printable, styled, table
 from orchestrator.cli.prune import devices_here
@@ -109,10 +109,7 @@ def binaries_verb(
         if store.set_aside:
             output.line(styled("not used: ", "warn"), store.set_aside)
     problems = fields.get("problems", ())
-    for problem in problems[:_PROBLEMS_SHOWN]:
-        output.problem(styled("bad   ", "bad"), problem)
-    if len(problems) > _PROBLEMS_SHOWN:
-        output.line(styled(f"... and {len(problems) - _PROBLEMS_SHOWN} more, see --json", "dim"))
+    output.some(problems, _PROBLEMS_SHOWN, lambda each: output.problem(styled("bad   ", "bad"), each))
     if action == "verify":
         lines = _checked_lines(stat, good=not problems)
     for line in lines:
@@ -153,28 +150,25 @@ def _check_usage(
 def _document(
     action: Action, store: BinaryStore, stat: StoreStat, fields: dict[str, Any]
 ) -> BinariesDocument:
-    shown = set(stat.__struct_fields__) - {"unused_bytes"}
-    figures = {name: getattr(stat, name) for name in shown}
-    figures["generations"] = tuple(map(_generation, stat.generations))
-    return BinariesDocument(
+    return filled(
+        BinariesDocument,
+        stat,
         action=action,
         store=store.path,
         set_aside=store.set_aside or None,
         read_only=store.read_only or None,
-        **figures | fields,
+        generations=tuple(map(_generation, stat.generations)),
+        **fields,
     )
 
 
 def _generation(stat: GenerationStat, *, removed: bool = False) -> BinariesGeneration:
-    about = stat.about
-    figures = ("pipelines", "binaries", "bytes", "shared_driver_keys", "used_s")
-    return BinariesGeneration(
-        device_name=about.device_name,
-        driver_name=about.driver_name,
-        driver_info=about.driver_info,
-        identity=about.identity,
-        global_key=about.global_key.hex(),
-        **{} if removed else {name: getattr(stat, name) for name in figures},
+    figures = () if removed else ("pipelines", "binaries", "bytes", "shared_driver_keys", "used_s")
+    return filled(
+        BinariesGeneration,
+        stat.about,
+        global_key=stat.about.global_key.hex(),
+        **{name: getattr(stat, name) for name in figures},
     )
 
 

@@ -7,9 +7,8 @@ By default it says what became of the pipelines, where the result is, and what a
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from rich.text import Text
 
@@ -33,6 +32,7 @@ from orchestrator.process import StageClock
 from orchestrator.run.records import (
     CompileReport,
     Death,
+    DriverMessages,
     OutcomeStatus,
     PipelineOutcome,
     ProcessClock,
@@ -42,7 +42,6 @@ from orchestrator.run.records import (
 from orchestrator.stores.cache_file import LoadStatus
 from orchestrator.supervise.targets import TargetResult
 
-_T = TypeVar("_T")
 _Rows = Iterator[tuple[str, str | Text]]
 
 _REASONS_SHOWN = 10
@@ -82,7 +81,7 @@ def show_report(output: Output, report: CompileReport, clock: StageClock | None 
     if damage := report.set.damage:
         output.line("")
         output.line(styled(f"damage in the set: {plural(len(damage), 'place')}", "bad"))
-        _show_some(output, damage, 5, "place", lambda each: output.line(f"  {damage_text(each)}"))
+        output.some(damage, 5, lambda each: output.line(f"  {damage_text(each)}"), "place")
     if not in_full:
         output.facts(row for row in _cache_rows(report) if row[0] != "  loaded")
         return
@@ -138,15 +137,6 @@ def _end_lines(result: TargetResult, *, allow_damaged: bool) -> Iterator[tuple[s
     if report.binaries is not None and report.binaries.lost:
         unsaved = f"the binaries of {plural(report.binaries.lost, 'pipeline')}"
         yield f"not saved, and lost: {unsaved}; a note says why", "bad"
-
-
-def _show_some(
-    output: Output, items: Sequence[_T], usual: int, noun: str, show: Callable[[_T], None]
-) -> None:
-    for each in items[: output.most(usual)]:
-        show(each)
-    if (left := len(items) - usual) > 0 and output.most(1):
-        output.line(styled(f"  ... and {plural(left, 'more ' + noun)}, see --verbose", "dim"))
 
 
 def _show_head(output: Output, report: CompileReport) -> None:
@@ -219,7 +209,7 @@ def _show_reasons(
         output.line(styled(f"         {kinds} {output.keys([*kind_of])}{on}", "dim"))
 
     ranked = sorted(by_reason.items(), key=lambda item: -len(item[1]))
-    _show_some(output, ranked, _REASONS_SHOWN, "reason", show)
+    output.some(ranked, _REASONS_SHOWN, show, "reason")
 
 
 def _targets_text(targets: Sequence[str], reports: Sequence[tuple[str, CompileReport]]) -> str:
@@ -239,7 +229,7 @@ def _show_notes(output: Output, reports: Sequence[tuple[str, CompileReport]]) ->
         of = f" ({_targets_text(item[1], reports)})" if item[1][0] else ""
         output.line(styled("note: ", "warn"), item[0], styled(of, "dim"))
 
-    _show_some(output, [*said.items()], _NOTES_SHOWN, "note", show)
+    output.some([*said.items()], _NOTES_SHOWN, show, "note")
 
 
 def _show_quarantine(output: Output, reports: Iterable[CompileReport]) -> None:
@@ -275,12 +265,14 @@ def _show_supervision(output: Output, supervision: Supervision) -> None:
     if supervision.culprits and "compile" in display.command:
         again = shlex.join(["orchestrator", *display.command, "--only", supervision.culprits[0].key])
         output.line(f"  try one alone: {again}")
-    for each in supervision.messages[: output.most(5)]:
+
+    def show(each: DriverMessages) -> None:
         keys = output.keys(each.keys)
         whose = f" while it had {'one of ' if len(each.keys) > 1 else ''}{keys}" if keys else ""
         amount = f"{plural(each.lines, 'line')}, {byte_text(each.size)}"
         output.line(styled("the driver printed", "warn"), f" {amount}{whose}: {each.first}")
-    _show_some(output, supervision.messages[5:], 0, "message", lambda _: None)
+
+    output.some(supervision.messages, 5, show, "message")
 
 
 def _unblamed(death: Death) -> str:

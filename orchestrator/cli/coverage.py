@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from orchestrator.cli.application import Flag, JsonFlag, SetNames, TrustedKey
 from orchestrator.cli.console import page_of
-from orchestrator.cli.documents import CoverageDocument, CoveredTarget
+from orchestrator.cli.documents import CoverageDocument, CoveredTarget, filled
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, key_text, path_text, seconds_text, styled, table
 from orchestrator.cli.progress import ProgressView, progress_view
@@ -141,16 +141,12 @@ def _is_known(coverage: Coverage) -> bool:
 
 def _document(coverage: Coverage) -> CoveredTarget:
     target = coverage.target
-    return CoveredTarget(
+    return filled(
+        CoveredTarget,
+        coverage,
         selector=target.selector,
         device_name=target.device_name,
         driver=target.driver,
-        pipelines=coverage.pipelines,
-        held=coverage.held,
-        left_out=coverage.left_out,
         missing=tuple(map(Hash, coverage.missing)),
-        missing_s=coverage.missing_s,
-        timed=coverage.timed,
-        proven=coverage.proven,
         problem=coverage.problem or None,
     )

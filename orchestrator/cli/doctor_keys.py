@@ -171,9 +171,10 @@ def _show_not_tried(output: Output, not_tried: tuple[NotTried, ...]) -> None:
     reasons: dict[tuple[str, str], list[str]] = {}
     for each in not_tried:
         reasons.setdefault((each.aspect, each.reason), []).append(each.name)
-    for (aspect, reason), names in list(reasons.items())[:_MOST_REASONS]:
+
+    def show(item: tuple[tuple[str, str], list[str]]) -> None:
+        (aspect, reason), names = item
         shown = ", ".join(names[:3]) + (f", ... {len(names) - 3} more" if len(names) > 3 else "")
         output.line(styled(f"  {len(names):4} {aspect}: {reason}: {shown}", "dim"))
-    if len(reasons) > _MOST_REASONS:
-        more = plural(len(reasons) - _MOST_REASONS, "more reason")
-        output.line(styled(f"       and {more}, see --json", "dim"))
+
+    output.some([*reasons.items()], _MOST_REASONS, show, "reason")

@@ -9,13 +9,13 @@ Assumptions: imported when a verb has results, not for its help, because the rec
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 from attrs import asdict
 from msgspec import UNSET, UnsetType
 
-from orchestrator.bench.rows import FailedSample, Start
+from orchestrator.bench.rows import Start
 from orchestrator.bench.statistics import Difference, Estimate, Judgement
 from orchestrator.devices.device import DeviceFeatures
 from orchestrator.devices.image import PipelineKind
@@ -40,11 +40,19 @@ from orchestrator.stores.cache_file import LoadStatus, PipelineCacheHeader, Pipe
 from orchestrator.stores.culprits import Culprit
 from orchestrator.stores.profile_file import CalibrationProfile, KeyProfile, ProfileIdentity
 
+_R = TypeVar("_R", bound=Record)
+
 
 class Document(Record, frozen=True, kw_only=True):
     """Base of all documents."""
 
     version: int = 1  # Version of the format.
+
+
+def filled(kind: type[_R], source: object, **more: Any) -> _R:
+    """A record with the fields that another object has under the same names, and more."""
+    names = [each for each in kind.__struct_fields__ if each not in more and hasattr(source, each)]
+    return kind(**{each: getattr(source, each) for each in names}, **more)
 
 
 class ListedDevice(IdentityRecord, frozen=True, kw_only=True):
@@ -686,11 +694,6 @@ class FailedCell(CellName, frozen=True, kw_only=True):
     control: bool  # Whether it was the second measurement of the baseline.
     round: int  # Number of the round; -1 is the warm-up.
     reason: str  # What happened.
-
-    @classmethod
-    def of(cls, failed: FailedSample) -> Self:
-        """The record of a failure."""
-        return cls(**{name: getattr(failed, name) for name in cls.__struct_fields__})
 
 
 class BenchCell(CellName, frozen=True, kw_only=True):

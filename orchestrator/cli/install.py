@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from orchestrator.cli.application import CacheDirectory, DeviceSelector, Flag, JsonFlag, TrustedKey
-from orchestrator.cli.documents import DeliveredDocument, InstallDocument, NearestTarget
+from orchestrator.cli.documents import DeliveredDocument, InstallDocument, NearestTarget, filled
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, byte_text, path_text, plural, styled, table
 from orchestrator.cli.values import extra, trusted_key, usable_directory
@@ -95,7 +95,9 @@ def _report(
 ) -> None:
     nearest = None if target is not None else pack.manifest.nearest(device.identity)
     out.document(
-        lambda: InstallDocument(
+        lambda: filled(
+            InstallDocument,
+            done,
             pack=path_text(pack.directory),
             proven=pack.trust is not None,
             device_name=device.device_name,
@@ -107,14 +109,8 @@ def _report(
             nearest=nearest and NearestTarget(target=nearest[0].selector, differs=tuple(nearest[1])),
             created=0 if target is None else target.count("created"),
             cache_file=done.path,
-            saved_bytes=done.saved_bytes,
             not_saved=done.skipped or None,
-            bytes_before=done.bytes_before,
-            bytes_after=done.bytes_after,
             store=done.store or None,
-            binaries=done.binaries,
-            binaries_new=done.binaries_new,
-            notes=done.notes,
         )
     )
     out.line(styled(device.device_name, "head"), styled(f"  {device.driver}", "dim"))

@@ -19,6 +19,7 @@ from orchestrator.cli.documents import (
     ListedSet,
     RecordCount,
     SetFile,
+    filled,
 )
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import (
@@ -165,14 +166,11 @@ def _by_reason(problems: Sequence[Problem]) -> tuple[ListedProblem, ...]:
 
 def _application(application: Application) -> ApplicationRecord:
     structs = structs_by_type()
-    return ApplicationRecord(
+    return filled(
+        ApplicationRecord,
+        application,
         key=Hash(application.key),
-        name=application.name,
-        engine=application.engine,
-        application_version=application.application_version,
-        engine_version=application.engine_version,
         api_version=ApiVersion(application.api_version),
-        robust_buffer_access=application.robust_buffer_access,
         features={
             structs[s_type].name if s_type in structs else f"sType {s_type}": dict(members)
             for s_type, members in application.features
@@ -228,19 +226,16 @@ def _show_problems(output: Output, problems: Sequence[ListedProblem]) -> None:
         count = plural(sum(len(each.pipelines) for each in problems), "pipeline")
         output.line("")
         output.line(styled(f"given to no device: {count}", "warn"))
-        _show_some(output, [f"{each.outcome}  {_keys_text(each)}: {each.reason}" for each in problems])
+        output.some(
+            problems,
+            _MOST_SHOWN,
+            lambda each: output.line(f"  {each.outcome}  {_keys_text(each)}: {each.reason}"),
+        )
 
 
 def _keys_text(problem: ListedProblem) -> str:
     more = len(problem.pipelines) - 1
     return key_text(problem.pipelines[0]) + (f" and {more:,} more" if more else "")
-
-
-def _show_some(output: Output, lines: Sequence[str]) -> None:
-    for each in lines[: output.most(_MOST_SHOWN)]:
-        output.line(f"  {each}")
-    if len(lines) > _MOST_SHOWN and output.most(1):
-        output.line(f"  ... and {len(lines) - _MOST_SHOWN:,} more, see --verbose")
 
 
 def _show_damage(output: Output, document: ListDocument, found: Verified | None) -> None:
@@ -254,7 +249,7 @@ def _show_damage(output: Output, document: ListDocument, found: Verified | None)
             output.line(styled(f"no damage: every record was read, {checked}", "good"))
         return
     output.line(styled(f"damage: {plural(len(damage), 'place')}", "bad"))
-    _show_some(output, list(map(damage_text, damage)))
+    output.some(damage, _MOST_SHOWN, lambda each: output.line(f"  {damage_text(each)}"))
     output.line(
         "the other records can be used; `compile` counts pipelines that need an unreadable one as failed"
     )

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cached_property
-from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
+from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, TypeVar, cast
 
 import msgspec
 
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from orchestrator.devices.device import DeviceIdentity
     from orchestrator.run.records import DamageRecord, DeviceRecord, Progress
     from orchestrator.sets.archive.record_proof import Verified
+
+_T = TypeVar("_T")
 
 _STDOUT, _STDERR = 1, 2
 _SLOW_S = 2.0
@@ -354,6 +356,14 @@ class Output:
     def problem(self, *parts: str | Text) -> None:
         """Write a line that says what went wrong: among the results, or with --quiet to stderr."""
         (self.message if display.quiet and not self.json else self.line)(*parts)
+
+    def some(self, items: Sequence[_T], usual: int, show: Callable[[_T], object], noun: str = "") -> None:
+        """Write what `show` says of items, or of the first of them and how many more there are."""
+        for each in items[: self.most(usual)]:
+            show(each)
+        if (left := len(items) - usual) > 0 and self.most(1):
+            more = plural(left, f"more {noun}") if noun else f"{left:,} more"
+            self.line(styled(f"  ... and {more}, see --verbose", "dim"))
 
     def keys(self, keys: Sequence[int]) -> str:
         """Keys of pipelines, or the first of them and how many more there are."""

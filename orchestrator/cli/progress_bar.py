@@ -10,9 +10,18 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
-from orchestrator.cli.output import Output, counts_text, printable, share_text, slow_text, styled
+from orchestrator.cli.output import (
+    Output,
+    counts_text,
+    printable,
+    seconds_text,
+    share_text,
+    slow_text,
+    styled,
+)
 
 if TYPE_CHECKING:
+    from orchestrator.bench.jobs import MeasurementProgress
     from orchestrator.run import records
 
 _LINE_EVERY_S: Final = 10.0
@@ -105,3 +114,16 @@ class MeasurementBar(_View):
         elif self._output.tells and time.monotonic() >= self._next:
             self._next = time.monotonic() + _LINE_EVERY_S
             self._output.message(f"{done:,} of {total:,}: {now}" + (f" ({rest})" if rest else ""))
+
+    def measures(self, progress: MeasurementProgress) -> None:
+        """A process of a measurement begins."""
+        self.step(progress.now, progress.done, progress.total, eta_text(progress))
+
+
+def eta_text(progress: MeasurementProgress) -> str:
+    """The estimated time to go, and the time until the limit if that is less."""
+    eta_s, left_s = progress.eta_s, progress.left_s
+    text = "time to go not known yet" if eta_s is None else f"at most {seconds_text(eta_s)} to go"
+    if left_s is not None and (eta_s is None or left_s < eta_s):
+        text += f", {seconds_text(max(0.0, left_s))} until the time limit"
+    return text

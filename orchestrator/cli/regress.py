@@ -12,7 +12,7 @@ from attrs import frozen
 from cyclopts import Parameter
 
 from orchestrator.cli.application import DEVICE_HELP, FIRST_DEVICE, POSITIVE, Flag, JsonFlag, in_range
-from orchestrator.cli.documents import ComparedSides, CompileTimeRecord, RatioRecord, RegressDocument
+from orchestrator.cli.documents import ComparedSides, CompileTimeRecord, RatioRecord, RegressDocument, filled
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, display, styled, table
 from orchestrator.cli.values import archive_paths, extra, pipeline_limit, write_beside
@@ -300,32 +300,27 @@ def _write_all(out: Path, judged: Sequence[_Judged]) -> None:
 
 def _document(judged: _Judged) -> ComparedSides:
     found = judged.found
-    return ComparedSides(
+    return filled(
+        ComparedSides,
+        found,
         devices=judged.devices,
         before=found.before.side,
         after=found.after.side,
         identical=found.is_identical,
-        total=found.total,
         applications=dict(found.by_application),
         new_spills=len(found.new_of("spill")),
         occupancy_lost=len(found.new_of("occupancy")),
         wave_size_changed=len(found.waves),
-        only_one=found.only_one,
-        neither=found.neither,
         time=None if judged.time is None else _time(judged.time),
         rules=judged.verdicts,
     )
 
 
 def _time(time: TimeChange) -> CompileTimeRecord:
-    return CompileTimeRecord(
-        rounds=time.rounds,
-        pipelines=time.pipelines,
-        before_s=time.before_s,
-        after_s=time.after_s,
+    return filled(
+        CompileTimeRecord,
+        time,
         driver=RatioRecord.of(time.difference),
         cpu=RatioRecord.of(time.cpu),
         noise=time.difference.noise,
-        verdict=time.verdict,
-        changed=time.changed,
     )

@@ -15,11 +15,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchestrator.bench import runner
 from orchestrator.bench.rows import Row, RowsError, RowWriter, Sample, failed_arms
-from orchestrator.bench.runner import BenchOutcome
+from orchestrator.bench.runner import BenchOutcome, run_bench
+from orchestrator.cli.bench import bench_document, report_of, show_bench
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.measured import bench_document, report_of, show_bench
 from orchestrator.cli.output import Output
 from orchestrator.devices.modes import CacheMode
 from orchestrator.stores.files import atomic_file
@@ -33,7 +32,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Lets jobs be done in this process from now on."""
 
     def begin() -> None:
-        monkeypatch.setattr(runner, "run_bench", partial(runner.run_bench, run_job=done_here))
+        monkeypatch.setattr("orchestrator.cli.bench.run_bench", partial(run_bench, run_job=done_here))
 
     return begin
 

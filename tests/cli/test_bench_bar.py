@@ -9,9 +9,8 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.bench.jobs import MeasurementProgress
-from orchestrator.cli.measured import eta_text, show_progress
 from orchestrator.cli.output import Output
-from orchestrator.cli.progress_bar import MeasurementBar
+from orchestrator.cli.progress_bar import MeasurementBar, eta_text
 from tests.cli.conftest import terminal_as
 
 
@@ -40,7 +39,7 @@ def test_a_pipe_gets_some_lines(capsys: pytest.CaptureFixture[str], monkeypatch:
         view.stage("opening")
         for seconds in (0.0, 9.0, 10.0):
             now[0] = 100.0 + seconds
-            show_progress(view, progress(30.0))
+            view.measures(progress(30.0))
     with MeasurementBar(Output(json=True)) as silent:
         silent.stage("opening")
         silent.step("a cell", 1, 2)
