@@ -16,7 +16,7 @@ from orchestrator.devices.identified import SpirvProvider
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import RecordError, expect
 from orchestrator.sets.archive.hashes import hash_u64, hash_values
-from orchestrator.sets.archive.modules import ShaderModule, actual_key, decode_module
+from orchestrator.sets.archive.modules import ShaderModule, decode_module
 from orchestrator.sets.archive.reader import (
     Archive,
     CombinedRecords,
@@ -206,12 +206,17 @@ class PipelineSet(Closing):
             KeyError: There is no such module.
             RecordError: It is damaged.
         """
-        module = self._read_module(key)
-        if is_unchecked(self._source, _MODULE, key):
-            actual = self._actual_key(module)
-            if actual not in (None, key):
-                reason = _misnamed(actual)
-                raise RecordError(int(_MODULE), key, reason, self._note(key, reason))
+        payload = self._source.payload(_MODULE, key)
+        try:
+            module = decode_module(key, payload)
+            if is_unchecked(self._source, _MODULE, key):
+                module.check_key()
+        except UnknownContentError:
+            raise
+        except RecordError as error:
+            offset = record_offset(self._source, _MODULE, key)
+            self._log.add(Damage(offset, int(_MODULE), key, error.reason))
+            raise RecordError(int(_MODULE), key, error.reason, offset) from error
         return module
 
     def hash_files(self, hash_bytes: Callable[[bytes | memoryview], bytes]) -> bytes:
@@ -238,29 +243,10 @@ class PipelineSet(Closing):
             progress: Told now and then how many records were read, of how many. What it raises ends the
                 reading.
         """
-        from orchestrator.sets.archive.record_proof import Verified, prove_records  # a compile asks for none
+        from orchestrator.sets.archive.record_proof import prove_records  # a compile asks for none
 
         total = sum(self.tag_counts.values())
-        others = prove_records(self._source, self._log.add, lambda read: progress(read, total))
-        modules = self._source.keys(_MODULE)
-        unusable, not_checked = others.unusable, list(others.not_checked)
-        for number, key in enumerate(modules, total - len(modules) + 1):
-            progress(number, total)
-            try:
-                module = self._read_module(key)
-            except UnknownContentError:
-                not_checked.append((_MODULE, key))
-                continue
-            except RecordError:  # it is in the damage
-                unusable += 1
-                continue
-            actual = self._actual_key(module)
-            if actual is None:
-                not_checked.append((_MODULE, key))
-            elif actual != key:
-                self._note(key, _misnamed(actual))
-                unusable += 1
-        return Verified(unusable, tuple(not_checked))
+        return prove_records(self._source, self._log.add, lambda read: progress(read, total))
 
     def content_hash(self) -> int:
         """A 64-bit hash over the names (tag, hash) of all records, whatever their order, for reports."""
@@ -292,24 +278,3 @@ class PipelineSet(Closing):
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {kind.value}" for kind, count in self.counts.items())
         return f"<PipelineSet {self.name!r}: {counts}>"
-
-    def _note(self, key: int, reason: str) -> int | None:
-        offset = record_offset(self._source, _MODULE, key)
-        self._log.add(Damage(offset, int(_MODULE), key, reason))
-        return offset
-
-    def _read_module(self, key: int) -> ShaderModule:
-        payload = self._source.payload(_MODULE, key)
-        try:
-            return decode_module(key, payload)
-        except UnknownContentError:
-            raise
-        except RecordError as error:
-            raise RecordError(int(_MODULE), key, error.reason, self._note(key, error.reason)) from error
-
-    def _actual_key(self, module: ShaderModule) -> int | None:
-        return actual_key(module, self._source.payload(_MODULE, module.key))
-
-
-def _misnamed(actual: int | None) -> str:
-    return f"code and flags have the hash {actual or 0:016x}: not the module that was recorded"

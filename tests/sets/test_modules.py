@@ -50,7 +50,7 @@ def test_the_encoded_form_is_the_varint_form() -> None:
 
 def test_the_old_form() -> None:
     text = base64.b64encode(CODE).decode()
-    assert decode_module(KEY, old_payload(text, len(CODE))) == ShaderModule(KEY, CODE, 2)
+    assert decode_module(KEY, old_payload(text, len(CODE))) == ShaderModule(KEY, CODE, 2, 5)
 
 
 @pytest.mark.parametrize(

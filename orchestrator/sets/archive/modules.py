@@ -30,11 +30,9 @@ import numpy.typing as npt
 from orchestrator.errors import RecordError
 from orchestrator.sets.archive.hashes import module_hash
 from orchestrator.sets.records import FORMAT_VERSION, RecordTag, check_version, document_text
-from orchestrator.sets.spirv.walk import HEADER_WORDS, MAGIC, spirv_words
+from orchestrator.sets.spirv.walk import spirv_words
 
 CODE_SIZE_MAX = 64 << 20
-
-_MAGIC, _HEADER_SIZE = MAGIC.to_bytes(4, "little"), 4 * HEADER_WORDS
 
 _UInt32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=0x7FFFFFFFFFFFFFFF)]
@@ -53,12 +51,7 @@ class _Document(msgspec.Struct, rename="camel", gc=False):
     shader_modules: dict[str, _ModuleEntry]
 
 
-class _Version(msgspec.Struct, gc=False):
-    version: int
-
-
 _decoder = msgspec.json.Decoder(_Document)
-_version_decoder = msgspec.json.Decoder(_Version)
 
 
 class ShaderModule(msgspec.Struct, frozen=True, gc=False):
@@ -67,15 +60,25 @@ class ShaderModule(msgspec.Struct, frozen=True, gc=False):
     key: int
     code: bytes
     flags: int
+    version: int = FORMAT_VERSION  # of its record
+
+    @property
+    def actual_key(self) -> int | None:
+        """The key that the content has; None in format 5, where the application's key is hashed too."""
+        return module_hash(self.code, self.flags) if self.version >= FORMAT_VERSION else None
+
+    def check_key(self) -> None:
+        """Raise RecordError where the content has another key than its record."""
+        actual = self.actual_key
+        if actual not in (None, self.key):
+            reason = f"code and flags have the hash {actual:016x}: not the module that was recorded"
+            raise RecordError(RecordTag.SHADER_MODULE, self.key, reason)
 
 
 def decode_module(key: int, payload: bytes) -> ShaderModule:
     """Decode the payload of a shader-module record with that hash; RecordError where it is damaged."""
     try:
-        module, code = _parse(key, payload)
-        if not isinstance(code, bytes):
-            code = decode_varint(code, module.code_size // 4).tobytes()
-        return _checked(key, module, code)
+        return _parse(key, payload)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise RecordError(RecordTag.SHADER_MODULE, key, f"shader module: {error}") from error
 
@@ -91,32 +94,31 @@ def encode_module(code: bytes, flags: int = 0, key: int | None = None) -> bytes:
     return msgspec.json.encode(document) + b"\0" + encoded
 
 
-def actual_key(module: ShaderModule, payload: bytes) -> int | None:
-    """The key that a module's content has; None in format 5, where the application's key is hashed too."""
-    if _version_decoder.decode(document_text(payload)).version < FORMAT_VERSION:
-        return None
-    return module_hash(module.code, module.flags)
-
-
-def _parse(key: int, payload: bytes) -> tuple[_ModuleEntry, bytes | memoryview]:
-    json_size = payload.find(b"\0")
-    view = memoryview(payload)
+def _parse(key: int, payload: bytes) -> ShaderModule:
     document = _decoder.decode(document_text(payload))
     check_version(RecordTag.SHADER_MODULE, key, document.version)
     module = document.shader_modules.get(f"{key:016x}")
     if module is None:
         raise ValueError("the payload holds no module of that hash")
+    code = _code_of(module, payload)
+    spirv_words(code)
+    return ShaderModule(key, code, module.flags, document.version)
+
+
+def _code_of(module: _ModuleEntry, payload: bytes) -> bytes:
     if module.code_size > CODE_SIZE_MAX:
         raise ValueError(f"codeSize {module.code_size} is over the cap of {CODE_SIZE_MAX} bytes")
     if module.code_size % 4:
         raise ValueError(f"codeSize {module.code_size} is not a multiple of four")
     if module.varint_offset is not None and module.varint_size is not None:
+        json_size = payload.find(b"\0")
         begin = len(payload) if json_size < 0 else json_size + 1
         end = module.varint_offset + module.varint_size
         if begin + end > len(payload):
             size = len(payload) - begin
             raise ValueError(f"the code ends at byte {end} of the binary part, which has {size}")
-        return module, view[begin + module.varint_offset : begin + end]
+        encoded = memoryview(payload)[begin + module.varint_offset : begin + end]
+        return decode_varint(encoded, module.code_size // 4).tobytes()
     if module.code is None:
         raise ValueError("neither varintOffset and varintSize nor code is there")
     try:
@@ -125,13 +127,7 @@ def _parse(key: int, payload: bytes) -> tuple[_ModuleEntry, bytes | memoryview]:
         raise ValueError(f"damaged base64: {error}") from error
     if len(code) != module.code_size:
         raise ValueError(f"codeSize is {module.code_size}, but the code has {len(code)} bytes")
-    return module, code
-
-
-def _checked(key: int, module: _ModuleEntry, code: bytes) -> ShaderModule:
-    if not (code.startswith(_MAGIC) and len(code) >= _HEADER_SIZE and len(code) % 4 == 0):
-        spirv_words(code)  # raises the right error
-    return ShaderModule(key, code, module.flags)
+    return code
 
 
 MAX_BYTES = 5

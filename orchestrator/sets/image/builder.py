@@ -57,7 +57,6 @@ _Read = TypeVar("_Read")
 _Key = TypeVar("_Key")
 
 _MOST_INFOS: Final = 1 << 12
-_READ_AHEAD: Final = 1024  # pipelines whose documents are decoded before any is looked at
 
 # Flags that say how a capture or a run wanted the pipeline created, not what it is: statistics, internal
 # representations, fail on compile required, early return, derivatives, capture of binaries.
@@ -131,7 +130,8 @@ def build_image(
             expect(each, PipelineJob, "a pipeline of the set, such as PipelineSet.pipelines holds,")
     builder = _ImageBuilder(source, capabilities)
     asked = dict.fromkeys(jobs)
-    builder.add_all(list(asked))
+    for each in asked:
+        builder.add(each)
     return builder.finish(asked)
 
 
@@ -189,31 +189,14 @@ class _ImageBuilder:
         self._problems: list[Problem] = []
         self._links_deep: dict[PipelineJob, int] = {}  # what links libraries, and how deep
 
-    def add_all(self, jobs: Sequence[PipelineJob]) -> None:
-        # Documents are decoded some hundreds at a time, which takes less time than one after the other.
-        for start in range(0, len(jobs), _READ_AHEAD):
-            some = jobs[start : start + _READ_AHEAD]
-            for job, document in zip(some, self._decoded_ahead(some), strict=True):
-                if job not in self._pipelines:
-                    self._add(job, document)
-
-    def _decoded_ahead(self, jobs: Sequence[PipelineJob]) -> list[PipelineDocument[_Alike] | None]:
-        """The documents of some pipelines; None for what is long, or cannot be used."""
-        documents: list[PipelineDocument[_Alike] | None] = []
-        for job in jobs:
-            try:
-                documents.append(_read(self._source, job.tag, job.key, self._documents.decode_ahead))
-            except (_UnusableError, *_DEFECTS):
-                documents.append(None)
-        return documents
-
-    def _add(self, job: PipelineJob, document: PipelineDocument[_Alike] | None) -> None:
-        waiting = [job]
+    def add(self, job: PipelineJob) -> None:
+        """Decode a pipeline, unless a pipeline before linked it, and the libraries that it links."""
+        waiting = [] if job in self._pipelines else [job]
         while waiting:
             job = waiting[-1]
             self._pipelines[job] = None  # meeting it again as a library is a cycle
             try:
-                document = document or _read(self._source, job.tag, job.key, self._documents.decode)
+                document = _read(self._source, job.tag, job.key, self._documents.decode)
                 library = self._next_library(job, document) if document.made.libraries else None
                 if library is None:
                     self._pipelines[job] = self._decode(job, document)
@@ -221,7 +204,6 @@ class _ImageBuilder:
                 library, reason = None, _reason_of(error)
                 self._pipelines[job] = reason
                 self._problems.append(Problem(job, unsupported=reason.unsupported, reason=reason.text))
-            document = None
             if library is None:
                 waiting.pop()
             else:

@@ -378,10 +378,6 @@ class PipelineDocuments(Generic[Made]):
             several.insert(0, places)
         return found
 
-    def decode_ahead(self, tag: RecordTag, key: int, payload: bytes) -> PipelineDocument[Made] | None:
-        """As `decode`, None for a long one: many of them take too much memory together."""
-        return None if len(payload) > _LONGEST_ALIKE else self.decode(tag, key, payload)
-
     def _like(self, tag: RecordTag, key: int, text: bytes, places: _Places) -> PipelineDocument[Made] | None:
         known = self._known[tag].get(places.fixed(text))
         holes = None if known is None else places.holes(text)

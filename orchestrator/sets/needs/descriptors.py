@@ -12,7 +12,7 @@ from operator import add
 from typing import Any, Final
 
 import msgspec
-from attrs import define, field
+from attrs import frozen
 
 from orchestrator.devices.request import Feature
 from orchestrator.registry import registry
@@ -54,28 +54,14 @@ _Key = tuple[int, bool]
 _Counts = dict[_Key, list[int]]
 
 
-@define(eq=False)
+@frozen(eq=False)
 class DescriptorCounts:
-    """The descriptors of one set layout. Thread-safe: any thread would compute the same values."""
+    """The descriptors of one set layout."""
 
     after_bind: bool  # whether only limits on all sets count them
-    total: int  # number of all descriptors, an upper bound of each count
-    types: frozenset[int]  # VkDescriptorType of each binding that has descriptors
-    # Counts by type, whether bindings instead of descriptors are counted, and stages.
-    groups: Mapping[tuple[int, bool, int], int] = field(repr=False)
-    _by_key: _Counts | None = field(init=False, default=None, repr=False)
-
-    def by_key(self) -> Mapping[_Key, list[int]]:
-        """Counts by type and `bindings`: for any stage, then for each of `stage_bits`."""
-        if self._by_key is None:
-            by_key: _Counts = {}
-            bits = stage_bits()
-            for (kind, bindings, stages), count in self.groups.items():
-                accessible = [count if stages & bit else 0 for bit in bits]
-                if any(accessible):
-                    _add(by_key, (kind, bindings), [count, *accessible])
-            self._by_key = by_key
-        return self._by_key
+    # By type, and whether bindings instead of descriptors are counted: for any stage, then for each of
+    # `stage_bits`.
+    counts: Mapping[_Key, list[int]]
 
 
 def _add(counts: _Counts, key: _Key, row: list[int]) -> None:
@@ -90,28 +76,21 @@ def stage_bits() -> tuple[int, ...]:
     return tuple(sorted(each for each in numbers if each.bit_count() == 1))
 
 
-@lru_cache(maxsize=1)
-def _counted_by_binding() -> frozenset[int]:
-    return frozenset(number for each in DESCRIPTOR_LIMITS if each.bindings for number, _ in _keys(each))
-
-
 def _keys(row: DescriptorLimit) -> tuple[_Key, ...]:
     return tuple((enum_numbers()[f"VK_DESCRIPTOR_TYPE_{each}"], row.bindings) for each in row.types)
 
 
 def count_descriptors(value: Any) -> DescriptorCounts:
     """Count the descriptors of a set layout."""
-    groups, types = Counter[tuple[int, bool, int]](), set[int]()
-    by_binding, total = _counted_by_binding(), 0
+    counts: _Counts = {}
+    bits = stage_bits()
     for each in value.pBindings or ():
         count, kind = descriptor_count(each), each.descriptorType
-        if count:
-            total += count
-            types.add(kind)
-            groups[kind, False, each.stageFlags] += count
-            if kind in by_binding:
-                groups[kind, True, each.stageFlags] += 1
-    return DescriptorCounts(bool(value.flags & _AFTER_BIND_FLAGS), total, frozenset(types), groups)
+        stages = [1 if each.stageFlags & bit else 0 for bit in bits]
+        if count and any(stages):
+            _add(counts, (kind, False), [count, *(count * one for one in stages)])
+            _add(counts, (kind, True), [1, *stages])
+    return DescriptorCounts(bool(value.flags & _AFTER_BIND_FLAGS), counts)
 
 
 class _DescriptorBound(msgspec.Struct, frozen=True, eq=False):
@@ -136,25 +115,10 @@ class DescriptorLimits:
         """Check against a device."""
         self._answers = answers
         self._bounds = [bound for each in DESCRIPTOR_LIMITS if (bound := self._bound(each)) is not None]
-        # The smallest limit on each type: a layout whose total does not exceed it is within all limits.
-        self._least: dict[int, int] = {}
-        for bound in self._bounds:
-            for kind, _ in bound.keys:
-                self._least[kind] = min(bound.most, self._least.get(kind, bound.most))
-        self._others: Final[dict[frozenset[tuple[DescriptorCounts, int]], str | None]] = {}
 
     def missing(self, sets: Sequence[DescriptorCounts]) -> str | None:
         """The first limit that the sets of a pipeline layout exceed, with both numbers; or None."""
-        total = sum([each.total for each in sets])
-        if not any(total > self._least.get(kind, total) for each in sets for kind in each.types):
-            return None
         several = Counter(sets)
-        key = frozenset(several.items())
-        if key not in self._others:
-            self._others[key] = self._exceeded(several)
-        return self._others[key]
-
-    def _exceeded(self, several: Counter[DescriptorCounts]) -> str | None:
         plain, every = _sum(several, after_bind=False), _sum(several, after_bind=True)
         for bound in self._bounds:
             count = bound.count(every if bound.row.all_sets else plain)
@@ -178,6 +142,6 @@ def _sum(several: Counter[DescriptorCounts], *, after_bind: bool) -> _Counts:
     counts: _Counts = {}
     for each, times in several.items():
         if after_bind or not each.after_bind:
-            for key, row in each.by_key().items():
+            for key, row in each.counts.items():
                 _add(counts, key, [count * times for count in row])
     return counts

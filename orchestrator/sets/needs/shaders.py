@@ -74,13 +74,11 @@ class ShaderRequirements:
     def __init__(self, answers: DeviceAnswers) -> None:
         """Check against a device."""
         self._answers = answers
-        # Answers for stages that do not depend on specialization, with the modules: no id is used again.
-        self._stages: dict[tuple[int, int, str | None], tuple[SpirvModule, str | None]] = {}
         self._modules: dict[tuple[Any, ...], str | None] = {}
 
     def module(self, spirv: SpirvModule) -> str | None:
         """What is missing for the module's version, capabilities and extensions."""
-        needs = spirv.version, spirv.capabilities, spirv.extensions
+        needs = spirv.version, tuple(spirv.capabilities), tuple(spirv.extensions)
         if needs not in self._modules:  # a set has few different needs
             self._modules[needs] = first(self._of_module(spirv))
         return self._modules[needs]
@@ -92,13 +90,7 @@ class ShaderRequirements:
 
     def stage(self, value: Any, spirv: SpirvModule, module: int) -> str | None:
         """What is missing for a stage: its entry point in its module, or the limits of the entry point."""
-        key = (id(spirv), value.stage, value.pName)
-        if key in self._stages:
-            return self._stages[key][1]
-        missing = first(self._of_stage(value, spirv, module))
-        if not spirv.has_specialized_sizes:
-            self._stages[key] = (spirv, missing)
-        return missing
+        return first(self._of_stage(value, spirv, module))
 
     def _of_stage(self, value: Any, spirv: SpirvModule, module: int) -> Texts:
         entry = entry_point_of(value.stage, value.pName or "", spirv)

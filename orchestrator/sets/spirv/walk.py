@@ -92,10 +92,10 @@ class SpirvModule:
 
     version: tuple[int, int]  # (major, minor)
     id_bound: int
-    capabilities: tuple[int, ...] = ()
-    extensions: tuple[str, ...] = ()
-    entry_points: tuple[EntryPoint, ...] = ()
-    execution_modes: tuple[ExecutionMode, ...] = ()
+    capabilities: list[int] = field(factory=list)
+    extensions: list[str] = field(factory=list)
+    entry_points: list[EntryPoint] = field(factory=list)
+    execution_modes: list[ExecutionMode] = field(factory=list)
     # Values of 32-bit constants and defaults of specialization constants, and constituents of composites;
     # both empty unless a workgroup size depends on constants.
     constants: dict[int, int] = field(factory=dict)
@@ -200,84 +200,57 @@ def walk_spirv(code: bytes) -> SpirvModule:
     words = spirv_words(code)
     if not 0 < words[3] <= _ID_BOUND_LIMIT:
         raise SpirvError(3, f"id bound {words[3]} is not in 1 to {_ID_BOUND_LIMIT}")
-    preamble = _Preamble(code, words)
-    preamble.read()
-    return preamble.module()
+    version = words[1]
+    module = SpirvModule((version >> 16 & 0xFF, version >> 8 & 0xFF), words[3])
+    _read(module, code, words)
+    if not (module.workgroup_size or any(each.mode == _LOCAL_SIZE_ID for each in module.execution_modes)):
+        module.constants.clear()
+        module.composites.clear()
+    return module
 
 
-class _Preamble:
-    def __init__(self, code: bytes, words: memoryview[int]) -> None:
-        self.code, self.words = code, words
-        self.capabilities: list[int] = []
-        self.extensions: list[str] = []
-        self.entry_points: list[EntryPoint] = []
-        self.execution_modes: list[ExecutionMode] = []
-        self.constants: dict[int, int] = {}
-        self.composites: dict[int, tuple[int, ...]] = {}
-        self.spec_ids: dict[int, int] = {}
-        self.workgroup_size = 0
+def _read(module: SpirvModule, code: bytes, words: memoryview[int]) -> None:
+    declared = 0
+    for opcode, at, end in instructions(words):
+        if opcode == OP_FUNCTION:
+            return
+        if opcode in _LEAST_WORDS:
+            if end - at < _LEAST_WORDS[opcode]:
+                _raise_length(words, at, len(words))
+            declared += 1
+            if declared > _MOST_DECLARED:
+                raise SpirvError(at, f"more than {_MOST_DECLARED} declarations, the most that are read")
+            _declare(module, code, words, (opcode, at, end))
 
-    def read(self) -> None:
-        words, least_words, size = self.words, _LEAST_WORDS, len(self.words)
-        at, declared = HEADER_WORDS, 0
-        while at < size:
-            word = words[at]
-            opcode, end = word & 0xFFFF, at + (word >> 16)
-            if end == at or end > size:
-                _raise_length(words, at, size)
-            if opcode == OP_FUNCTION:
-                return
-            if opcode in least_words:
-                if end - at < least_words[opcode]:
-                    _raise_length(words, at, size)
-                declared += 1
-                if declared > _MOST_DECLARED:
-                    raise SpirvError(at, f"more than {_MOST_DECLARED} declarations, the most that are read")
-                self._instruction(opcode, at, end)
-            at = end
 
-    def _instruction(self, opcode: int, at: int, end: int) -> None:
-        words = self.words
-        if opcode == _DECORATE:
-            if end - at == 4 and words[at + 2] == _SPEC_ID:
-                self.spec_ids[_id(words, at + 1)] = words[at + 3]
-            elif end - at == 4 and words[at + 2] == _BUILT_IN and words[at + 3] == _BUILT_IN_WORKGROUP_SIZE:
-                self.workgroup_size = _id(words, at + 1)
-        elif opcode in (_CONSTANT, _SPEC_CONSTANT):
-            if end - at == 4:
-                self.constants[_id(words, at + 2)] = words[at + 3]
-        elif opcode in (_CONSTANT_COMPOSITE, _SPEC_CONSTANT_COMPOSITE):
-            if end - at == 6:  # only three constituents can be a workgroup size
-                self.composites[_id(words, at + 2)] = tuple(words[at + 3 : end])
-        elif opcode == _CAPABILITY:
-            self.capabilities.append(words[at + 1])
-        elif opcode == _ENTRY_POINT:
-            name = spirv_string(self.code, at + 3, end)
-            self.entry_points.append(EntryPoint(words[at + 1], name, _id(words, at + 2)))
-        elif opcode == _EXTENSION:
-            self.extensions.append(spirv_string(self.code, at + 1, end, "backslashreplace"))
-        else:
-            mode, operands = words[at + 2], tuple(words[at + 3 : end])
-            if mode in (_LOCAL_SIZE, _LOCAL_SIZE_ID) and len(operands) != 3:
-                raise SpirvError(at, f"local size of {len(operands)} operands instead of 3")
-            by_id = opcode == _EXECUTION_MODE_ID
-            self.execution_modes.append(ExecutionMode(_id(words, at + 1), mode, operands, by_id))
-
-    def module(self) -> SpirvModule:
-        sized = self.workgroup_size or any(each.mode == _LOCAL_SIZE_ID for each in self.execution_modes)
-        version = self.words[1]
-        return SpirvModule(
-            (version >> 16 & 0xFF, version >> 8 & 0xFF),
-            self.words[3],
-            tuple(self.capabilities),
-            tuple(self.extensions),
-            tuple(self.entry_points),
-            tuple(self.execution_modes),
-            constants=self.constants if sized else {},
-            composites=self.composites if sized else {},
-            spec_ids=self.spec_ids,
-            workgroup_size=self.workgroup_size,
-        )
+def _declare(
+    module: SpirvModule, code: bytes, words: memoryview[int], instruction: tuple[int, int, int]
+) -> None:
+    opcode, at, end = instruction
+    if opcode == _DECORATE:
+        if end - at == 4 and words[at + 2] == _SPEC_ID:
+            module.spec_ids[_id(words, at + 1)] = words[at + 3]
+        elif end - at == 4 and words[at + 2] == _BUILT_IN and words[at + 3] == _BUILT_IN_WORKGROUP_SIZE:
+            module.workgroup_size = _id(words, at + 1)
+    elif opcode in (_CONSTANT, _SPEC_CONSTANT):
+        if end - at == 4:
+            module.constants[_id(words, at + 2)] = words[at + 3]
+    elif opcode in (_CONSTANT_COMPOSITE, _SPEC_CONSTANT_COMPOSITE):
+        if end - at == 6:  # only three constituents can be a workgroup size
+            module.composites[_id(words, at + 2)] = tuple(words[at + 3 : end])
+    elif opcode == _CAPABILITY:
+        module.capabilities.append(words[at + 1])
+    elif opcode == _ENTRY_POINT:
+        name = spirv_string(code, at + 3, end)
+        module.entry_points.append(EntryPoint(words[at + 1], name, _id(words, at + 2)))
+    elif opcode == _EXTENSION:
+        module.extensions.append(spirv_string(code, at + 1, end, "backslashreplace"))
+    else:
+        mode, operands = words[at + 2], tuple(words[at + 3 : end])
+        if mode in (_LOCAL_SIZE, _LOCAL_SIZE_ID) and len(operands) != 3:
+            raise SpirvError(at, f"local size of {len(operands)} operands instead of 3")
+        by_id = opcode == _EXECUTION_MODE_ID
+        module.execution_modes.append(ExecutionMode(_id(words, at + 1), mode, operands, by_id))
 
 
 def _id(words: memoryview[int], at: int) -> int:

@@ -57,9 +57,9 @@ def test_preamble_is_read() -> None:
     module = walk_spirv(code)
     assert module.version == (1, 3)
     assert module.id_bound == 64
-    assert module.capabilities == (1, 4427)
-    assert module.extensions == ("SPV_KHR_shader_draw_parameters",)
-    assert module.entry_points == (EntryPoint(0, "vertex_main", 2), EntryPoint(4, "main", 5))
+    assert module.capabilities == [1, 4427]
+    assert module.extensions == ["SPV_KHR_shader_draw_parameters"]
+    assert module.entry_points == [EntryPoint(0, "vertex_main", 2), EntryPoint(4, "main", 5)]
     assert [(each.entry_point, each.mode, each.operands) for each in module.execution_modes] == [(5, 7, ())]
     assert module.entry_point(4, "main") == EntryPoint(4, "main", 5)
     assert module.entry_point(0, "main") is None
@@ -68,7 +68,7 @@ def test_preamble_is_read() -> None:
 
 def test_walk_stops_at_the_first_function_unless_asked() -> None:
     code = compute_module() + struct.pack("<I", 0x0000_0001)
-    assert walk_spirv(code).capabilities == (1,)
+    assert walk_spirv(code).capabilities == [1]
     with pytest.raises(SpirvError, match="word count 0") as caught:
         walk_whole(code)
     assert caught.value.word_offset == len(code) // 4 - 1

@@ -140,13 +140,14 @@ def test_an_inflation_without_a_bound_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_allocation_by_what_a_module_declares_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Test of the test: the walk makes a table of as many ids as the header says."""
-    original = spirv_module._Preamble.read
+    original = spirv_module._read
 
-    def by_bound(self: Any) -> None:
-        self.table = [0] * self.words[3]
-        original(self)
+    def by_bound(module: Any, code: bytes, words: Any) -> None:
+        table = [0] * words[3]
+        original(module, code, words)
+        del table
 
-    monkeypatch.setattr(spirv_module._Preamble, "read", by_bound)
+    monkeypatch.setattr(spirv_module, "_read", by_bound)
     assert any("over the ceiling" in each for each in fuzz(BY_NAME["SPIR-V"], examples=1)[1])
 
 
