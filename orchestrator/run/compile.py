@@ -211,7 +211,7 @@ class CompileJob:
         for path, loaded in self.cache.loads.items():
             groups = [
                 CompiledGroup(group.request, each.pipelines)
-                for group, each in self.groups.groups
+                for group, each in self.groups.opened
                 if each.pipelines and each.cache_file == path
             ]
             if not path.is_file():
@@ -257,7 +257,7 @@ class CompileJob:
         self.clock.enter("open")
         opening, self._ahead = self._ahead, None
         if opening is None:
-            if not (self.groups.groups or isinstance(waiting, PlannedGroup)):
+            if not (self.groups.opened or isinstance(waiting, PlannedGroup)):
                 beside.start_soon(trio.to_thread.run_sync, _import_decoding)
             opening = self._opening(waiting, beside, self._during_step)
         run: GroupRun | None = None

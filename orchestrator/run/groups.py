@@ -87,7 +87,7 @@ class SetGroups:
     identification: Identification | None
     on_left_out: Callable[[OutcomeTable], None]  # called with pipelines that no driver is given
     device: Device | None = None  # the last one that was opened
-    groups: list[tuple[FeatureGroup, GroupRecord]] = field(factory=list)
+    opened: list[tuple[FeatureGroup, GroupRecord]] = field(factory=list)
     notes: list[str] = field(factory=list)  # what a reader of the report must know
     tally: Tally = field(factory=Tally)
 
@@ -129,7 +129,7 @@ class SetGroups:
         directory = self.cache.directory
         path = None if directory is None else self.cache.path_of(directory, opened.device)
         record = GroupRecord.of(opened.group, len(opened.built.image), path)
-        self.groups.append((opened.group, record))
+        self.opened.append((opened.group, record))
         self.leave_out(problem_outcomes(opened.built))
         self.quarantined.take(opened.built.problems)
 
@@ -227,7 +227,7 @@ class SetGroups:
                 unique=len(chosen),
                 subset=SubsetRecord.of_set(self.options.subset, facts.pipelines),
                 applications=facts.applications,
-                groups=tuple(record for _, record in self.groups),
+                groups=tuple(record for _, record in self.opened),
                 damage=tuple(map(DamageRecord.of, facts.damage)),
             ),
             # A driver that creates no cache gives a group another mode than the others.

@@ -12,7 +12,6 @@ import fcntl
 import os
 import shutil
 import sys
-import threading
 from pathlib import Path
 from typing import Final
 
@@ -56,7 +55,6 @@ class CompilePlan:
     _beside: DeviceIdentity | None = field(default=None, init=False)
     _groups: list[PlannedGroup] = field(factory=list, init=False)
     _tried: set[PlanIdentity] = field(factory=set, init=False)
-    _saving: threading.Lock = field(factory=threading.Lock, init=False)
     _turn: int = field(default=-1, init=False)
 
     def find(self) -> SetPlan | None:
@@ -125,8 +123,7 @@ class CompilePlan:
     def save(self) -> None:
         """Keep what was taken, which is all of the set; nothing where it is a plan that was found."""
         try:
-            with self._saving:
-                self._save()
+            self._save()
         except (SaveError, ValueError, OSError) as error:
             self.notes.append(f"the plan of the set was not kept: {error}")
         finally:

@@ -19,10 +19,10 @@ from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, OutcomeStatus
-from orchestrator.sets.archive import reader
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
+from orchestrator.sets.image import builder
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
@@ -120,7 +120,7 @@ def test_the_second_run_reads_nothing_of_the_set(
     cold = compiled(sample_path(), tmp_path, *missing)
     assert plans(tmp_path) == 1
     assert bool(cold.skipped) == bool(missing)
-    monkeypatch.setattr(reader, "build_index", None)
+    monkeypatch.setattr(builder, "build_image", None)
     warm = compiled(sample_path(), tmp_path, *missing)
     assert_same_but_hits(cold, warm)
     assert told(warm) == told(cold) == []
@@ -140,7 +140,7 @@ def test_what_is_in_quarantine_is_left_out_of_the_plan(
     cold = compiled(sample_path(), tmp_path)
     assert {each.key for each in cold.failed} >= {job.key for job in jobs}
     assert any("3 pipelines are in quarantine" in each for each in cold.notes)
-    monkeypatch.setattr(reader, "build_index", None)
+    monkeypatch.setattr(builder, "build_image", None)
     warm = compiled(sample_path(), tmp_path)
     assert_same_but_hits(cold, warm)
     assert warm.notes == cold.notes
@@ -179,7 +179,7 @@ def test_groups_and_what_was_split_off_are_in_the_plan(
     path = several_applications(tmp_path / "set.foz")
     cold = compiled(path, tmp_path / "cache")
     assert len(cold.set.groups) > 2
-    monkeypatch.setattr(reader, "build_index", None)
+    monkeypatch.setattr(builder, "build_image", None)
     warm = compiled(path, tmp_path / "cache")
     assert_same_but_hits(cold, warm)
     assert sorted(warm.notes) == sorted(cold.notes)
@@ -320,7 +320,7 @@ def test_a_device_without_a_plan_takes_that_of_another(
 ) -> None:
     cold = compiled(sample_path(), tmp_path, selector="one")
     with monkeypatch.context() as patched:
-        patched.setattr(reader, "build_index", None)
+        patched.setattr(builder, "build_image", None)
         other = compiled(sample_path(), tmp_path, selector="two")
     assert_same_but_hits(cold, other)
     assert told(other) == []
@@ -330,7 +330,7 @@ def test_a_device_without_a_plan_takes_that_of_another(
     assert less.skipped
     assert told(less) == []
     assert plans(tmp_path) == 2
-    monkeypatch.setattr(reader, "build_index", None)
+    monkeypatch.setattr(builder, "build_image", None)
     for missing, selector, before in (((), "one", cold), ((GEOMETRY,), "three", less)):
         again = compiled(sample_path(), tmp_path, *missing, selector=selector)
         assert again.skipped == before.skipped
