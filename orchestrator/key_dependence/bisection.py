@@ -133,7 +133,6 @@ class _Bisection:
     unreachable: list[tuple[Variation, str]] = field(factory=list)
     not_tried: list[NotTried] = field(factory=list)
     notes: list[str] = field(factory=list)
-    problems: dict[ProbeKind, str] = field(factory=dict)  # of the baseline, after all variations
     lock: threading.Lock = field(factory=threading.Lock)
     done: int = 0
     total: int = 0
@@ -157,7 +156,6 @@ class _Bisection:
                 features = [each for each in features if each not in judged]
                 self.verdicts += self._narrow([*structures(features), *others])
                 self.verdicts += self._narrow(self._beside(features))
-                self._check_processes()
         finally:
             for each in self.lookers:
                 each.close()
@@ -230,27 +228,6 @@ class _Bisection:
     @property
     def _groups(self) -> list[ProbeGroup]:
         return [each for each in self.found.groups if each.name in self.baseline.usable]
-
-    def _check_processes(self) -> None:
-        # In each process the baseline must still hit, and must not hit in an empty cache.
-        used = [each for each in self.lookers if each.child is not None]
-        for answers in self._in_threads(self._look_again, used):
-            for job, answer in answers:
-                if answer.reason:
-                    self.notes.append(f"baseline {job.group.name}, at the end of a process: {answer.reason}")
-                    continue
-                for place in job.usable:
-                    is_lost = answer.looks[place] is not Look.HIT
-                    if is_lost or answer.in_empty[place] is not Look.MISS:
-                        pipeline = job.group.pipelines[place]
-                        what = "does not hit any more" if is_lost else "hits in an empty cache"
-                        self.problems[pipeline.probe] = (
-                            f"at the end of a process the baseline's {pipeline.kind} pipeline "
-                            f"{pipeline.key:016x} {what}"
-                        )
-
-    def _look_again(self, looker: Prober) -> list[tuple[LookJob, Looked]]:
-        return [(job, _looked(looker, job)) for job in map(self._job, self._groups)]
 
     # --- rounds
 
@@ -361,16 +338,14 @@ class _Bisection:
     def profile(self, made_at: float, took_s: float) -> KeyProfile:
         depends, independent = [], []
         for each in self.verdicts:
-            kinds = each.tried - set(self.problems)
-            missed = each.missed & kinds
-            if missed:
-                depends.append(_tried(each, missed))
-            elif kinds:
-                independent.append(_tried(each, kinds))
+            if each.missed:
+                depends.append(_tried(each, each.missed))
+            elif each.tried:
+                independent.append(_tried(each, each.tried))
             else:
                 reason = next(iter(each.reasons.values()), "no pipeline was usable")
                 self.not_tried.append(_not_tried(each.variation, reason))
-            if kinds and each.obstacles:
+            if each.tried and each.obstacles:
                 reasons = "; ".join(
                     f"with the baseline {', '.join(names)}: {why}" for why, names in each.obstacles.items()
                 )
@@ -403,7 +378,7 @@ class _Bisection:
             pipelines += len(places)
             useful += len(places & set(self.baseline.usable.get(group.name, ())))
             refused = refused or (self.baseline.refused.get(group.name, "") if places else "")
-        problem = self.problems.get(kind, "")
+        problem = ""
         if not pipelines:
             problem = "the device supports none of the sample set's"
         elif not useful:
