@@ -132,7 +132,7 @@ def random_options(chance: random.Random, on_compile: Callable[[int], None]) -> 
         compile_required=chance.random() < 0.9,
         externally_synchronized_caches=chance.random() < 0.9,
     )
-    return SimulatedOptions(features=features, on_compile=on_compile, calls_kept=1)
+    return SimulatedOptions(features=features, on_compile=on_compile)
 
 
 def random_primary(

@@ -68,7 +68,7 @@ async def run(
     source.destroy()
     prepared.close()
     assert (device.live_binaries, device.live_pipelines, device.live_caches) == (0, 0, 0)
-    assert device.wrong_binaries == 0
+    assert device.driver.wrong_binaries == 0
     device.close()
     assert report.binaries is not None
     return report, report.binaries, device
@@ -132,7 +132,7 @@ async def test_identifiers_tell_apart_what_the_drivers_key_does_not(store: Binar
     source = HeldPipelines.of(device, store)
     report = await run_pipelines(device, prepared, OPTIONS, primary=source)
     # One has no modules, and nothing is lacking.
-    assert (report.cache_hits, report.compiled, device.wrong_binaries) == (COUNT - 1, 1, 0)
+    assert (report.cache_hits, report.compiled, device.driver.wrong_binaries) == (COUNT - 1, 1, 0)
     source.destroy()
     device.close()
 

@@ -47,7 +47,7 @@ async def test_stale_uuid_accepted(archive: Path, folder: Path, mode: CacheMode)
     shutil.copy(cache_path(folder, old.device.identity), cache_path(folder, new(DeviceRequest()).identity))
     report = await compiled(archive, folder, new, mode=mode)
     assert counts(report) == {"compiled": COUNT}
-    assert new.device.foreign_hits == 0
+    assert new.device.driver.foreign_hits == 0
     assert "pipelineCacheUUID" in told(report, "OTHER_DRIVER")
 
 

@@ -60,7 +60,7 @@ async def test_without_feedback_nothing_counts_as_a_hit() -> None:
 
 
 async def test_failures_are_outcomes_with_the_name_of_the_result() -> None:
-    bugs = DriverBugs(out_of_memory=frozenset({7}), results={100: ERROR_UNKNOWN})
+    bugs = DriverBugs(results={7: ERROR_OUT_OF_HOST_MEMORY, 100: ERROR_UNKNOWN})
     device = SimulatedDevice(SimulatedOptions(bugs=bugs, unusable={0: "module 12 is missing"}))
     prepared = prepared_set(device, libraries={20: [0], 21: [7], 22: [21]})
     report = await run_pipelines(device, prepared, RunOptions(workers=2))

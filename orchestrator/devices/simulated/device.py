@@ -59,6 +59,7 @@ from orchestrator.errors import DeviceError
 
 # Shared by all devices of the process, so that no two devices have equal handles.
 _handles = itertools.count(0x51D0_0001)
+_CALLS_KEPT: Final = 65_536
 
 
 @frozen(eq=False)
@@ -135,7 +136,7 @@ class SimulatedDevice(Device):
         )
         self.driver: Final = SimulatedDriver(self.identity, chosen, self.capabilities)
         self._mutex = threading.Lock()
-        self._records: deque[CallRecord] = deque(maxlen=chosen.calls_kept)
+        self._records: deque[CallRecord] = deque(maxlen=_CALLS_KEPT)
         self._of_driver: dict[int, SimulatedCache] = {}
         self._pipelines: set[int] = set()
         self._binaries: dict[int, PipelineBinary] = {}
@@ -401,22 +402,12 @@ class SimulatedDevice(Device):
         return len(self._prepared)
 
     @property
-    def wrong_binaries(self) -> int:
-        """Number of pipelines created from another pipeline's binaries, which must not happen."""
-        return self.driver.wrong_binaries
-
-    @property
-    def foreign_hits(self) -> int:
-        """Number of hits with code of another device or driver version, which must not happen."""
-        return self.driver.foreign_hits
-
-    @property
     def compile_counts(self) -> dict[int, int]:
         """Number of complete compiles of each pipeline, by its key in the set, without hits."""
         return self.driver.compile_counts
 
     def calls(self) -> tuple[CallRecord, ...]:
-        """The last `calls_kept` calls that used a cache or created pipelines, in the order of their ends."""
+        """The last 65,536 calls that used a cache or created pipelines, in the order of their ends."""
         with self._mutex:
             return tuple(self._records)
 

@@ -77,8 +77,8 @@ class SimulatedDriver:
         self, identity: DeviceIdentity, options: SimulatedOptions, capabilities: DeviceCapabilities
     ) -> None:
         self.hangs = Hangs()
-        self.foreign_hits = 0
-        self.wrong_binaries = 0
+        self.foreign_hits = 0  # hits with code of another device or driver version
+        self.wrong_binaries = 0  # pipelines created from another pipeline's binaries
         self._identity = identity
         text = f"{identity.vendor_id}:{identity.device_id}:{identity.driver_version}"
         self._build = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -193,8 +193,6 @@ class SimulatedDriver:
             os.abort()
         if key in self._bugs.hang and (result := self.hangs.hang()) != SUCCESS:
             return result
-        if key in self._bugs.out_of_memory:
-            return ERROR_OUT_OF_HOST_MEMORY
         self._clock.spend(self._cost.compile_ns(key))
         with self._mutex:
             self._compiled[key] += 1

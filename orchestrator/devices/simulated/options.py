@@ -41,18 +41,12 @@ def _keys(keys: Collection[int]) -> frozenset[int]:
     return frozenset(keys)
 
 
-def _by_key(results: Mapping[int, int]) -> dict[int, int]:
-    if not isinstance(results, Mapping):
-        raise TypeError(f"a VkResult is given by key, such as {{3: -1}}, not as {results!r}")
-    return dict(results)
-
-
 def _operations(operations: Collection[CacheOperation]) -> frozenset[CacheOperation]:
-    return frozenset(map(CacheOperation, operations))
+    return frozenset(operations)
 
 
 def _kinds(kinds: Collection[PipelineKind]) -> frozenset[PipelineKind]:
-    return frozenset(map(PipelineKind, kinds))
+    return frozenset(kinds)
 
 
 @frozen
@@ -70,8 +64,6 @@ class DriverBugs:
     crash: frozenset[int] = field(default=frozenset(), converter=_keys)  # compiling these aborts the process
     # compiling these blocks until the device is closed or releases them
     hang: frozenset[int] = field(default=frozenset(), converter=_keys)
-    # compiling these returns VK_ERROR_OUT_OF_HOST_MEMORY
-    out_of_memory: frozenset[int] = field(default=frozenset(), converter=_keys)
     # these commands on caches return VK_ERROR_OUT_OF_HOST_MEMORY
     out_of_memory_operations: frozenset[CacheOperation] = field(default=frozenset(), converter=_operations)
     # vkGetPipelineKeyKHR returns the same key for all pipelines of these kinds, like NVIDIA 580.159 for ray
@@ -83,7 +75,7 @@ class DriverBugs:
     # cache, as VK_EXT_shader_module_identifier allows
     spurious_misses: frozenset[int] = field(default=frozenset(), converter=_keys)
     # VkResult of compiling, by key, such as -1, VK_ERROR_OUT_OF_HOST_MEMORY
-    results: Mapping[int, int] = field(factory=dict, converter=_by_key)
+    results: Mapping[int, int] = field(factory=dict)
 
 
 # Orders of magnitude of RADV's compiler for a small compute pipeline.
@@ -203,4 +195,3 @@ class SimulatedOptions:
     # called with a pipeline's key in the compiling thread before it compiles; a test can synchronize threads
     # with it
     on_compile: Callable[[int], None] | None = None
-    calls_kept: int = 65_536  # number of calls that `SimulatedDevice.calls` keeps

@@ -61,13 +61,13 @@ def test_without_bugs_another_driver_version_is_another_uuid() -> None:
     assert old.identity.pipeline_cache_uuid != new.identity.pipeline_cache_uuid
     assert hits(new, data_of(old)) == 0
     assert hits(old, data_of(old)) == 3
-    assert new.foreign_hits == old.foreign_hits == 0
+    assert new.driver.foreign_hits == old.driver.foreign_hits == 0
 
 
 def test_stale_uuid_accepted() -> None:
     new = device_with(DriverBugs(stale_uuid_accepted=True), driver_version=2)
     assert hits(new, data_of(device_with(driver_version=1))) == 3
-    assert new.foreign_hits == 3
+    assert new.driver.foreign_hits == 3
 
 
 def test_uuid_not_bumped() -> None:
@@ -76,7 +76,7 @@ def test_uuid_not_bumped() -> None:
     assert old.identity.pipeline_cache_uuid == new.identity.pipeline_cache_uuid
     assert old.identity.driver_version != new.identity.driver_version
     assert hits(new, data_of(old)) == 3
-    assert new.foreign_hits == 3
+    assert new.driver.foreign_hits == 3
 
 
 def test_initial_data_dropped() -> None:
@@ -117,8 +117,8 @@ def test_a_stub_never_hits() -> None:
     assert device.pipeline_cache_size(cache) == HEADER
 
 
-def test_out_of_memory_and_other_results_take_only_their_own_pipeline() -> None:
-    device = device_with(DriverBugs(out_of_memory=frozenset({11}), results={13: ERROR_OUT_OF_DEVICE_MEMORY}))
+def test_results_take_only_their_own_pipeline() -> None:
+    device = device_with(DriverBugs(results={11: ERROR_OUT_OF_HOST_MEMORY, 13: ERROR_OUT_OF_DEVICE_MEMORY}))
     cache = device.create_pipeline_cache()
     prepared = device.prepare(simulated_image(KEYS))
     batch = device.create_pipelines(prepared, np.array([2, 1, 0], np.int32), cache, keep=True)

@@ -95,13 +95,17 @@ def test_destroying_a_pipeline_twice_is_refused() -> None:
 
 
 def test_every_call_is_on_record() -> None:
-    device = SimulatedDevice(SimulatedOptions(calls_kept=2))
+    device = SimulatedDevice()
     cache = device.create_pipeline_cache(name="mine")
     device.create_pipelines(device.prepare(simulated_image([1, 2])), at(0, 1), cache)
     device.pipeline_cache_data(cache)
-    assert [each.operation for each in device.calls()] == ["create_pipelines", "pipeline_cache_data"]
-    assert [each.cache for each in device.calls()] == ["mine", "mine"]
-    assert [each.pipelines for each in device.calls()] == [2, 0]
+    assert [each.operation for each in device.calls()] == [
+        "create_pipeline_cache",
+        "create_pipelines",
+        "pipeline_cache_data",
+    ]
+    assert [each.cache for each in device.calls()] == ["mine"] * 3
+    assert [each.pipelines for each in device.calls()] == [0, 2, 0]
 
 
 # Host synchronization beyond the flag.
