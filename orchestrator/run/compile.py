@@ -448,15 +448,13 @@ class CompileJob:
 
     def report(self) -> CompileReport:
         """The report; after `run`."""
-        runs, facts, chosen = self.groups.tally.runs, self._plan.facts, self._plan.pipelines
-        if facts is None or chosen is None:
-            facts, chosen = SetFacts.of(self.source), self.options.subset.of(self.source.pipelines)
+        runs = self.groups.tally.runs
         is_lost = any(each.device_lost for each in runs)
         stopped = self._untried > 0 or any(each.stopped for each in runs) or bool(self._waiting)
         several = f"{self._cancelled} pipelines were cancelled by commands; the next run compiles them"
         return self.groups.report(
-            chosen,
-            facts,
+            self.options.subset.of(self.source.pipelines),
+            self._plan.facts or SetFacts.of(self.source),
             stopped=stopped,
             notes=[*([several] if self._cancelled else []), *self._plan.notes],
             stages=tuple(self._stages),

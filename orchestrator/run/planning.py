@@ -24,7 +24,6 @@ from orchestrator.run.options import CompileOptions
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PLAN_FORMAT, PlannedGroup, SetFacts, SetPlan, decode_plan, encode_plan
 from orchestrator.sets.prepare import OpenedGroup
-from orchestrator.sets.records import PipelineJobs
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.files.atomic_file import SaveError, content_hash128
 from orchestrator.stores.run_notes import (
@@ -49,7 +48,6 @@ class CompilePlan:
     notes: list[str] = field(factory=list)  # What a reader of the report must know.
     # What is known of the set without reading it, where a plan is used.
     facts: SetFacts | None = field(default=None, init=False)
-    pipelines: PipelineJobs | None = field(default=None, init=False)  # What is compiled, likewise.
     _identity: PlanIdentity | None = field(default=None, init=False)
     _is_own: bool = field(default=True, init=False)
     _beside: DeviceIdentity | None = field(default=None, init=False)
@@ -91,7 +89,7 @@ class CompilePlan:
                 except (ValueError, msgspec.MsgspecError) as error:
                     problem = str(error)
                 else:
-                    self.facts, self.pipelines = plan.facts, plan.pipelines
+                    self.facts = plan.facts
                     return plan
             if problem:
                 self.outdated(problem)
@@ -110,7 +108,7 @@ class CompilePlan:
 
     def outdated(self, why: str) -> None:
         """The plan that was found does not fit."""
-        self.facts = self.pipelines = None
+        self.facts = None
         if self._is_own:
             self.notes.append(f"the plan of the set was made anew: {why}")
 

@@ -28,7 +28,7 @@ from orchestrator.sets.image.built import (
     encode_value,
 )
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import Damage, FeatureGroup, PipelineJobs
+from orchestrator.sets.records import Damage, FeatureGroup
 
 PLAN_FORMAT: Final = 9
 """Version of the bytes, and of what decoding makes of a set: raised where either changes."""
@@ -66,13 +66,6 @@ class SetPlan:
 
     facts: SetFacts
     groups: tuple[PlannedGroup, ...]
-
-    @property
-    def pipelines(self) -> PipelineJobs:
-        """All pipelines of its groups, each once, by kind and key."""
-        every = PipelineJobs.joined([each.group.pipelines for each in self.groups])
-        every = every.at(every.in_order())
-        return every.where(every.firsts())
 
 
 class _Encoded(msgspec.Struct, array_like=True):

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from attrs import evolve
 
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.registry.tables import AnyDevice
@@ -101,12 +100,3 @@ def test_a_device_that_answers_otherwise_is_told(planned: tuple[SetPlan, bytes])
     assert said.endswith("was True and is False")
     with pytest.raises(PlanOutdatedError, match="the device answers otherwise: feature"):
         next(planned_group(group, lambda request: device(LACKING, request=request), left_out={}))
-
-
-def test_each_pipeline_of_a_plan_once(planned: tuple[SetPlan, bytes]) -> None:
-    plan = planned[0]
-    (group, *_) = plan.groups
-    twice = evolve(plan, groups=(*plan.groups, group))
-    with PipelineSet.open(sample_path()) as source:
-        assert set(twice.pipelines) == set(source.pipelines)
-        assert len(twice.pipelines) == len(source)
