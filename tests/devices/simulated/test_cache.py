@@ -6,8 +6,6 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from orchestrator.devices.simulated.cache import parse_data
 from orchestrator.testing import (
@@ -50,16 +48,6 @@ def test_data_is_a_header_of_version_one_and_entries_in_their_order() -> None:
     assert not parse_data(DATA, IDENTITY).bad
 
 
-@given(st.integers(0, 600))
-def test_a_partial_read_holds_the_whole_entries_that_fit(limit: int) -> None:
-    device = SimulatedDevice()
-    cache = device.create_pipeline_cache(DATA)
-    read = device.pipeline_cache_data(cache, limit)
-    fitting = max(0, min(limit, len(DATA)) - HEADER) // ENTRY
-    assert read.data == (DATA[: HEADER + fitting * ENTRY] if limit >= HEADER else b"")
-    assert read.complete == (limit >= len(DATA))
-
-
 @pytest.mark.parametrize(("offset", "value"), [(0, 16), (4, 2)])
 def test_a_header_of_another_length_or_version_is_ignored(offset: int, value: int) -> None:
     data = bytearray(DATA)
@@ -74,9 +62,3 @@ def test_what_is_damaged_or_cut_off_is_left_out_and_the_rest_stays() -> None:
     assert keys_of(DATA[:-1]) == KEYS[:2]
     assert parse_data(bytes(data), IDENTITY).bad
     assert parse_data(DATA[:-1], IDENTITY).bad
-
-
-@given(st.binary(max_size=200), st.integers(0, 400))
-def test_no_data_is_an_error(noise: bytes, cut: int) -> None:
-    assert keys_of(noise) == []
-    assert set(keys_of(DATA[:cut] + noise)) <= set(KEYS)

@@ -64,23 +64,6 @@ def test_pipelines_with_one_binary_share_key_and_entry() -> None:
 # Accounting.
 
 
-def test_what_is_alive_is_counted() -> None:
-    device = SimulatedDevice()
-    first, second = device.create_pipeline_cache(), device.create_pipeline_cache()
-    prepared = device.prepare(simulated_image([1, 2]))
-    kept = device.create_pipelines(prepared, at(0, 1), first, keep=True)
-    device.create_pipelines(prepared, at(0, 1), second)
-    assert (device.live_caches, device.live_pipelines, device.live_prepared) == (2, 2, 1)
-    device.destroy_pipelines(kept.handles)
-    device.destroy_pipeline_cache(first)
-    prepared.close()
-    assert (device.live_caches, device.live_pipelines, device.live_prepared) == (1, 0, 0)
-    device.close()
-    assert device.live_caches == 0
-    assert second.destroyed
-    device.destroy_pipeline_cache(second)
-
-
 def test_destroying_a_pipeline_twice_is_refused() -> None:
     device = SimulatedDevice()
     kept = device.create_pipelines(device.prepare(simulated_image([1, 2])), at(0, 1), NO_SOURCE, keep=True)
@@ -174,26 +157,6 @@ def test_an_unusable_pipeline_does_not_reach_the_driver() -> None:
     assert device.create_pipelines(prepared, at(0, 1), NO_SOURCE).results.tolist() == [0, ERROR_UNKNOWN]
     assert device.compile_counts == {1: 1}
     assert device.pipeline_keys(prepared, at(1)) == [None]
-
-
-def test_flags_that_the_device_lacks_are_refused() -> None:
-    features = simulated_features(
-        externally_synchronized_caches=False,
-        internally_synchronized_merge=False,
-        pipeline_binaries=False,
-        compile_required=False,
-    )
-    device = SimulatedDevice(SimulatedOptions(features=features))
-    prepared = device.prepare(simulated_image([1]))
-    with pytest.raises(DeviceError, match="externally synchronized"):
-        device.create_pipeline_cache(externally_synchronized=True)
-    with pytest.raises(DeviceError, match="internally synchronized merge"):
-        device.create_pipeline_cache(internally_synchronized_merge=True)
-    with pytest.raises(DeviceError, match="pipeline_binary"):
-        device.pipeline_keys(prepared, at(0))
-    with pytest.raises(DeviceError, match="COMPILE_REQUIRED"):
-        device.create_pipelines(prepared, at(0), NO_SOURCE, fail_on_compile_required=True)
-    assert device.live_caches == 0
 
 
 def test_without_creation_feedback_nothing_is_known() -> None:
