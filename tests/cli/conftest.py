@@ -145,6 +145,22 @@ def compiled_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "cache"
 
 
+@pytest.fixture(scope="session")
+def packed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack that a compile of the small set for the simulated device made, for copies."""
+    folder = tmp_path_factory.mktemp("packed")
+    write_small_set(folder / "small.foz", 0, 16)
+    options = ("-d", "simulated", "-q", "--out", str(folder / "pack"))
+    assert main(["compile", str(folder / "small.foz"), *options]) == 0
+    return folder / "pack"
+
+
+@pytest.fixture
+def small_pack(packed_folder: Path, tmp_path: Path) -> Path:
+    """A pack of the small set for the simulated device."""
+    return Path(shutil.copytree(packed_folder, tmp_path / "pack"))
+
+
 @pytest.fixture
 def cache_file(compiled_folder: Path, small_set: Path, tmp_path: Path) -> Path:
     """A cache file that the simulated device saved, of the small set."""

@@ -42,14 +42,13 @@ def test_what_a_new_build_of_a_game_adds(call: Call, tmp_path: Path) -> None:
     assert call("verify", pack, "--complete").code == ExitCode.OK
 
 
-def test_a_target_that_is_not_here_is_judged_by_its_notes(call: Call, tmp_path: Path) -> None:
-    pack, path = tmp_path / "pack", tmp_path / "set.foz"
-    write_small_set(path, 0, 4)
-    assert call("compile", path, "-d", "simulated", "--out", pack).code == ExitCode.OK
-    manifest = pack / "manifest.json"
+def test_a_target_that_is_not_here_is_judged_by_its_notes(
+    call: Call, small_set: Path, small_pack: Path
+) -> None:
+    manifest = small_pack / "manifest.json"
     manifest.write_text(re.sub(r'("selector": ?)"simulated"', r'\1"gone"', manifest.read_text("utf-8")))
-    target = covered(call, path, pack, "--run", code=ExitCode.OK)
-    assert (target["held"], target["proven"]) == (4, False)
+    target = covered(call, small_set, small_pack, "--run", code=ExitCode.OK)
+    assert (target["held"], target["proven"]) == (16, False)
     assert "gone" in target["problem"]
 
 

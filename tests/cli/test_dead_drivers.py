@@ -50,12 +50,11 @@ def driver(built: Driver, monkeypatch: pytest.MonkeyPatch) -> Driver:
     return lambda does: built(_ENDING.replace("DOES", does))
 
 
-# Not exit(0): loaders lock what they destroy then.
-@pytest.mark.parametrize(("does", "how"), [("_exit(0)", "exit code 0"), ("abort()", "signal 6")])
 def test_a_driver_that_ends_its_process_is_named_and_others_are_listed(
-    call: Call, monkeypatch: pytest.MonkeyPatch, driver: Driver, does: str, how: str
+    call: Call, monkeypatch: pytest.MonkeyPatch, driver: Driver
 ) -> None:
-    other, dead = driver_manifest("lavapipe"), driver(does)
+    # Not exit(0): loaders lock what they destroy then.
+    other, dead = driver_manifest("lavapipe"), driver("_exit(0)")
     monkeypatch.setenv("VK_DRIVER_FILES", f"{dead}:{other}")
     done = call("devices", "--json")
     assert done.code == ExitCode.NO_DEVICE
@@ -63,7 +62,7 @@ def test_a_driver_that_ends_its_process_is_named_and_others_are_listed(
     assert "llvmpipe" in device["device_name"]
     (told,) = done.document["dead_drivers"]
     assert told["manifest"] == str(dead)
-    assert how in told["problem"]
+    assert "exit code 0" in told["problem"]
     assert done.document["driver_files"] == str(other)
     assert f"dead driver  {dead}" in done.err
 

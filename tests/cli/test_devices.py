@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.errors import ExitCode
-from tests.cli.conftest import Call, run_program
+from tests.cli.conftest import Call
 from tests.drivers import driver_manifest
 
 
@@ -31,9 +31,11 @@ def test_for_people(call: Call) -> None:
     assert "\x1b" not in done.out
 
 
-def test_without_a_loader_the_package_is_named(tmp_path: Path) -> None:
-    nowhere = {"ORCHESTRATOR_VULKAN_LIBRARY": str(tmp_path / "libvulkan.so.1")}
-    done = run_program("devices", "--json", environment=nowhere)
+def test_without_a_loader_the_package_is_named(
+    call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_VULKAN_LIBRARY", str(tmp_path / "libvulkan.so.1"))
+    done = call("devices", "--json")
     assert done.code == ExitCode.NO_DEVICE
     assert done.document["error"]["kind"] == "no_device"
     assert "simulated" in done.err

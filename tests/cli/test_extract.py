@@ -26,7 +26,7 @@ def test_one_pipeline_with_what_it_needs(call: Call, small_set: Path, tmp_path: 
         counts = found.tag_counts
         assert counts[RecordTag.SHADER_MODULE] == counts[RecordTag.PIPELINE_LAYOUT] == 1
         assert counts[RecordTag.APPLICATION_INFO] == min(1, application)
-    compiled = call("compile", out, "-d", "simulated", "--mode", "none", "--json")
+    compiled = call("compile", out, "-d", "simulated", "--in-process", "--mode", "none", "--json")
     assert msgspec.json.decode(compiled.out)["outcomes"]["compiled"] == 1
 
 
@@ -50,4 +50,5 @@ def test_a_captured_pipeline_has_the_same_records(call: Call, tmp_path: Path, na
             for tag in RecordTag:
                 for key in found.records.keys(tag):
                     assert found.records.payload(tag, key) == source.records.payload(tag, key)
-            assert call("compile", tmp_path / "some.foz", "-d", "simulated", "--mode", "none").code == 0
+            options = ("-d", "simulated", "--in-process", "--mode", "none")
+            assert call("compile", tmp_path / "some.foz", *options).code == 0

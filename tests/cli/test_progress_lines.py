@@ -67,10 +67,10 @@ def test_a_compile_tells_its_parent_what_it_does(call: Call, small_set: Path, tm
     assert [each["at_s"] for each in found] == sorted(each["at_s"] for each in found)  # type: ignore[type-var]
 
 
-@pytest.mark.parametrize("place", ["--cache-dir", "--out"])  # the second is how several targets are compiled
 def test_a_parent_is_told_that_a_signal_stops_a_compile(
-    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With --out, which is how several targets are compiled."""
     write = EventWriter.tell
 
     def interrupt(self: EventWriter, event: str, **fields: Any) -> None:
@@ -82,9 +82,8 @@ def test_a_parent_is_told_that_a_signal_stops_a_compile(
     path = tmp_path / "progress"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
     os.set_inheritable(descriptor, True)  # as what a caller gives
-    call(
-        "compile", small_set, "-d", "simulated", place, tmp_path / "kept", "--progress", f"jsonl:{descriptor}"
-    )
+    options = ("-d", "simulated", "--out", tmp_path / "kept", "--progress", f"jsonl:{descriptor}")
+    call("compile", small_set, *options)
     os.close(descriptor)
     texts = [str(each["text"]) for each in events(path) if each["event"] == "message"]
     assert [each.partition(":")[0] for each in texts] == ["stopping"]
