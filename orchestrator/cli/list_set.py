@@ -41,7 +41,7 @@ from orchestrator.devices.request import BASE_FEATURES, feature_text
 from orchestrator.errors import RecordError, shown
 from orchestrator.registry import structs_by_type
 from orchestrator.run.records import ApiVersion, DamageRecord, Hash, RequestRecord
-from orchestrator.sets.archive.reader import Archive, parts_of
+from orchestrator.sets.archive.reader import archives_of
 from orchestrator.sets.archive.record_proof import Verified
 from orchestrator.sets.groups import Application
 from orchestrator.sets.image.built import Problem
@@ -95,7 +95,7 @@ def list_verb(
 def _document(
     opened: PipelineSet, found: Verified | None, problems: Sequence[Problem], *, pipelines: bool
 ) -> ListDocument:
-    archives = [each for each in parts_of(opened.records) if isinstance(each, Archive)]
+    archives = archives_of(opened.records)
     stored: Counter[RecordTag] = Counter()
     sizes: Counter[RecordTag] = Counter()
     for record in (each for archive in archives for each in archive.records()):

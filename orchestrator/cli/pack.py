@@ -12,10 +12,10 @@ from orchestrator.cli.documents import PackDocument, PackedName
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, byte_text, path_text, plural
 from orchestrator.cli.values import require_writable
-from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import shell_text
 from orchestrator.run.records import Hash
 from orchestrator.sets.authoring.manifest import pack_manifest
+from orchestrator.sets.records import RecordTag
 
 
 def pack_verb(
@@ -42,29 +42,28 @@ def pack_verb(
     require_writable(output, inputs=[manifest])
     out = Output(json=json)
     report = pack_manifest(manifest, output)
-    size, described, counts = output.stat().st_size, report.pipelines, report.counts()
+    size, described, source = output.stat().st_size, report.pipelines, report.source
+    records, modules = sum(source.tag_counts.values()), source.tag_counts[RecordTag.SHADER_MODULE]
     out.document(
         lambda: PackDocument(
             manifest=path_text(manifest),
             output=path_text(output),
             bytes=size,
-            records=len(report.records),
-            modules=report.modules,
+            records=records,
+            modules=modules,
             described=len(described),
-            pipelines=dict.fromkeys(PipelineKind, 0) | counts,
-            unique=report.unique,
+            pipelines=source.counts,
+            unique=len(source),
             names=tuple(PackedName(name=each.name, kind=each.kind, key=Hash(each.key)) for each in described),
         )
     )
-    kinds = ", ".join(f"{count:,} {kind.value.replace('_', ' ')}" for kind, count in counts.items() if count)
-    same = len(described) - report.unique
+    kinds = ", ".join(f"{n:,} {kind.value.replace('_', ' ')}" for kind, n in source.counts.items() if n)
+    same = len(described) - len(source)
     out.line(
-        f"{path_text(manifest)}: {plural(len(described), 'pipeline')} described, {report.unique:,} "
+        f"{path_text(manifest)}: {plural(len(described), 'pipeline')} described, {len(source):,} "
         f"different ({kinds})" + (f"; {same:,} equal another" if same else "")
     )
-    out.line(
-        f"{path_text(output)}: {plural(len(report.records), 'record')}, "
-        f"{plural(report.modules, 'shader module')}, {byte_text(size)}"
-    )
+    written = plural(records, "record"), plural(modules, "shader module"), byte_text(size)
+    out.line(f"{path_text(output)}: {', '.join(written)}")
     out.line(f"next: orchestrator compile {shell_text(output)}")
     return ExitCode.OK

@@ -55,8 +55,7 @@ def open_paths(paths: Sequence[str]) -> PipelineSet:
     if len(paths) == 1 and is_manifest(paths[0]):
         from orchestrator.sets.authoring.manifest import load_manifest  # most sets are archives
 
-        packed = load_manifest(Path(paths[0]))
-        return PipelineSet.from_records(packed.records, packed.names)
+        return load_manifest(Path(paths[0])).source
     return PipelineSet.open(paths)
 
 

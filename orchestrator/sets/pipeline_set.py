@@ -23,7 +23,6 @@ from orchestrator.sets.archive.reader import (
     archives_of,
     is_unchecked,
     open_archives,
-    parts_of,
     record_offset,
 )
 from orchestrator.sets.records import (
@@ -168,7 +167,7 @@ class PipelineSet(Closing):
     @property
     def duplicates(self) -> int:
         """Records left out within the archives because one of the same name came before."""
-        return sum(each.duplicates for each in parts_of(self._source) if isinstance(each, Archive))
+        return sum(each.duplicates for each in archives_of(self._source))
 
     @cached_property
     def applications(self) -> tuple[Application, ...]:

@@ -471,43 +471,43 @@ def _cause(error: OSError | ValueError) -> str:
 
 
 class CombinedRecords(Closing):
-    """Several sources as one; of records with the same name, the first undamaged one is used."""
+    """Several archives as one; of records with the same name, the first undamaged one is used."""
 
-    def __init__(self, sources: Sequence[RecordSource]) -> None:
-        self.sources: Final = tuple(part for source in sources for part in parts_of(source))
+    def __init__(self, archives: Sequence[Archive]) -> None:
+        self.archives: Final = tuple(archives)
 
     @functools.cached_property
     def _keys(self) -> dict[RecordTag, tuple[int, ...]]:
         return {
-            tag: tuple(dict.fromkeys(key for source in self.sources for key in source.keys(tag)))
+            tag: tuple(dict.fromkeys(key for each in self.archives for key in each.keys(tag)))
             for tag in RecordTag
         }
 
     @property
     def name(self) -> str:
-        """The names of the sources."""
-        return " + ".join(source.name for source in self.sources)
+        """The paths of the archives."""
+        return " + ".join(each.name for each in self.archives)
 
     @property
     def damage(self) -> Sequence[Damage]:
-        """Damage of the sources, one after the other; the reason begins with the source's name."""
+        """Damage of the archives, one after the other; the reason begins with the path."""
         return tuple(
-            Damage(each.offset, each.tag, each.key, f"{source.name}: {each.reason}")
-            for source in self.sources
-            for each in source.damage
+            Damage(each.offset, each.tag, each.key, f"{archive.name}: {each.reason}")
+            for archive in self.archives
+            for each in archive.damage
         )
 
     def keys(self, tag: RecordTag) -> Sequence[int]:
-        """Hashes of all records of a tag, those of the first source first, each once."""
+        """Hashes of all records of a tag, those of the first archive first, each once."""
         return self._keys[tag]
 
     def payload(self, tag: RecordTag, key: int) -> bytes:
         """The decoded payload of a record."""
         damaged: list[RecordError] = []
         try:
-            for source in self.sources:
+            for archive in self.archives:
                 try:
-                    return source.payload(tag, key)
+                    return archive.payload(tag, key)
                 except KeyError:
                     continue
                 except RecordError as error:
@@ -517,10 +517,9 @@ class CombinedRecords(Closing):
             damaged.clear()  # or an error and this frame would keep each other
 
     def close(self) -> None:
-        """Close the sources that can be closed. Idempotent."""
-        for source in self.sources:
-            if isinstance(source, Archive):
-                source.close()
+        """Close the archives. Idempotent."""
+        for each in self.archives:
+            each.close()
 
 
 def open_archives(paths: Sequence[str | os.PathLike[str]]) -> Archive | CombinedRecords:
@@ -533,32 +532,22 @@ def open_archives(paths: Sequence[str | os.PathLike[str]]) -> Archive | Combined
     return opened[0] if len(opened) == 1 else CombinedRecords(opened)
 
 
-def parts_of(source: RecordSource) -> tuple[RecordSource, ...]:
-    """The sources that a source combines; itself where it combines none."""
-    return source.sources if isinstance(source, CombinedRecords) else (source,)
-
-
 def archives_of(source: RecordSource) -> tuple[Archive, ...]:
-    """The archives of a source; empty where it has another source too."""
-    parts = parts_of(source)
-    found = tuple(each for each in parts if isinstance(each, Archive))
-    return found if len(found) == len(parts) else ()
+    """The archives that a source is made of; none where it is made of something else."""
+    if isinstance(source, CombinedRecords):
+        return source.archives
+    return (source,) if isinstance(source, Archive) else ()
 
 
 def record_offset(source: RecordSource, tag: RecordTag, key: int) -> int | None:
     """Offset of a record in its file; None for one that is in no archive."""
-    for part in parts_of(source):
-        if isinstance(part, Archive) and (tag, key) in part:
-            return part.offset(tag, key)
-    return None
+    holding = (each.offset(tag, key) for each in archives_of(source) if (tag, key) in each)
+    return next(holding, None)
 
 
 def is_unchecked(source: RecordSource, tag: RecordTag, key: int) -> bool:
     """Whether an archive of a source holds a record without proof of its bytes (`Archive.is_unchecked`)."""
-    return any(
-        isinstance(part, Archive) and (tag, key) in part and part.is_unchecked(tag, key)
-        for part in parts_of(source)
-    )
+    return any(each.is_unchecked(tag, key) for each in archives_of(source) if (tag, key) in each)
 
 
 def check_key(key: int) -> None:

@@ -13,6 +13,7 @@ Each row of that table is a list of steps in words:
     #array          the number of elements of the array
     member@STATE    the number 0 instead where the dynamic state STATE (VK_DYNAMIC_STATE_*) is on
     member-STATE    nothing where the dynamic state is on
+    a+b             members a and b, such as a+b@STATE, which is one 0
     =7              the number 7
     a.b             member b of the structure a
     !rule           the words that the rule of that name adds
@@ -64,7 +65,7 @@ _CAPTURE_REPLAY: Final = 0x8  # VK_SAMPLER_CREATE_DESCRIPTOR_BUFFER_CAPTURE_REPL
 _DERIVATIVE: Final = 0x4
 _LIBRARY: Final = 0x800
 _VERTEX_INPUT, _PRE_RASTERIZATION, _FRAGMENT_SHADER, _FRAGMENT_OUTPUT = 1, 2, 4, 8
-_ALL_PARTS: Final = 15
+ALL_PARTS: Final = 15
 _TESSELLATION_STAGES: Final = 0x2 | 0x4
 _MESH_STAGES: Final = 0x40 | 0x80
 _UNUSED_ATTACHMENT: Final = 0xFFFFFFFF
@@ -179,6 +180,8 @@ def _step(struct: Struct, word: str) -> _Step:
         name, found, state = word.partition(mark)
         if found:
             return _unless_dynamic(_step(struct, name), _dynamic_states()[state], zero=mark == "@")
+    if "+" in word:
+        return _together([_step(struct, each) for each in word.split("+")])
     first, nested, rest = word.partition(".")
     if nested:
         return _nested(struct, first, rest)
@@ -195,6 +198,14 @@ def _unless_dynamic(step: _Step, state: int, *, zero: bool) -> _Step:
             step(value, words, context)
         elif zero:
             words.append(0)
+
+    return run
+
+
+def _together(steps: Sequence[_Step]) -> _Step:
+    def run(value: Any, words: list[int], context: _Context) -> None:
+        for step in steps:
+            step(value, words, context)
 
     return run
 
@@ -408,20 +419,6 @@ def _write_equation(attachment: Any, words: list[int], context: _Context) -> Non
     words += _factors(attachment)
 
 
-def _advanced_blend(value: Any, words: list[int], context: _Context) -> None:
-    if context.on("COLOR_BLEND_ADVANCED_EXT"):
-        words.append(0)
-    else:
-        words += (int(value.srcPremultiplied), int(value.dstPremultiplied), value.blendOverlap & _MASK)
-
-
-def _depth_bias_representation(value: Any, words: list[int], context: _Context) -> None:
-    if context.on("DEPTH_BIAS"):
-        words.append(0)
-    else:
-        words += (int(value.depthBiasExact), value.depthBiasRepresentation & _MASK)
-
-
 def _stipple(value: Any, words: list[int], context: _Context) -> None:
     enabled = value.stippledLineEnable or context.on("LINE_STIPPLE_ENABLE_EXT")
     counts = enabled and not context.on("LINE_STIPPLE")
@@ -478,11 +475,6 @@ def _custom_resolve_formats(value: Any, words: list[int], context: _Context) -> 
     words.extend(each & _MASK for each in colors)
 
 
-def _barrier(value: Any, words: list[int], _context: _Context) -> None:
-    for mask in (value.srcStageMask, value.srcAccessMask, value.dstStageMask, value.dstAccessMask):
-        _write_long(mask, words)
-
-
 def _shading_rate_attachment(value: Any, words: list[int], context: _Context) -> None:
     if value.pFragmentShadingRateAttachment is None:
         words.append(0)
@@ -529,8 +521,8 @@ def _pipeline_context(pipeline: Any, subpasses: FindSubpasses) -> _Context:
         if numbers[counted] in states:
             states |= {numbers[state]}
     libraries = _chained(pipeline, "VkGraphicsPipelineLibraryCreateInfoEXT")
-    described = libraries[0].flags if libraries and pipeline.flags & _LIBRARY else _ALL_PARTS
-    parts = _ALL_PARTS if _chained(pipeline, "VkPipelineCreateFlags2CreateInfo") else described
+    described = libraries[0].flags if libraries and pipeline.flags & _LIBRARY else ALL_PARTS
+    parts = ALL_PARTS if _chained(pipeline, "VkPipelineCreateFlags2CreateInfo") else described
     render_pass = bool(described & ~_VERTEX_INPUT and pipeline.renderPass)
     return _Context(states, parts, described, render_pass, subpasses)
 
@@ -587,10 +579,10 @@ def _counted_states(pipeline: Any, context: _Context) -> dict[str, Any]:
     read = states_read(parts, stages, _subpass_use(pipeline, context), discard=discard)
     if context.on("VERTEX_INPUT_EXT"):
         read -= {"pVertexInputState"}
-    return {name: getattr(pipeline, name) if name in read else None for name in _STATES}
+    return {name: getattr(pipeline, name) if name in read else None for name in STATES}
 
 
-_STATES: Final = (
+STATES: Final = (
     "pDepthStencilState",
     "pInputAssemblyState",
     "pRasterizationState",
@@ -629,8 +621,8 @@ def _graphics(pipeline: Any, words: list[int], outer: _Context) -> None:
 _RULES: Final[dict[str, _Step]] = {
     rule.__name__[1:]: rule
     for rule in (
-        _advanced_blend, _barrier, _base_or_zero, _blend_attachments, _custom_resolve_formats,
-        _depth_bias, _depth_bias_representation, _depth_bounds, _depth_clamp_range,
+        _base_or_zero, _blend_attachments, _custom_resolve_formats,
+        _depth_bias, _depth_bounds, _depth_clamp_range,
         _depth_stencil_resolve, _embedded_sampler, _flags, _flags_2, _graphics, _immutable_samplers,
         _logic_op, _mapping_kinds, _mapping_source, _render_pass_flags, _rendering_formats,
         _sample_locations, _sample_mask, _sampler_flags, _set_layouts, _shading_rate_attachment,

@@ -21,10 +21,9 @@ from orchestrator.sets.archive.reader import (
     FLAG_DEFLATE,
     FLAG_RAW,
     MAGIC,
-    Archive,
     StoredPayload,
+    archives_of,
     check_key,
-    parts_of,
 )
 from orchestrator.sets.records import RecordSource, RecordTag
 
@@ -183,16 +182,15 @@ class ArchiveWriter:
 
 def copy_records(source: RecordSource, writer: ArchiveWriter) -> int:
     """Copy all readable records of a source; those of archives as stored, in file order."""
-    for each in parts_of(source):
-        if isinstance(each, Archive):
-            for record in each.records():
-                with contextlib.suppress(RecordError):  # it is listed in `damage`
-                    writer.add_stored(record.tag, record.key, each.stored_payload(record.tag, record.key))
-            continue
-        for tag in RecordTag:
-            for key in each.keys(tag):
-                with contextlib.suppress(RecordError):
-                    writer.add(tag, key, each.payload(tag, key))
+    archives = archives_of(source)
+    for archive in archives:
+        for record in archive.records():
+            with contextlib.suppress(RecordError):  # it is listed in `damage`
+                writer.add_stored(record.tag, record.key, archive.stored_payload(record.tag, record.key))
+    for tag in () if archives else RecordTag:
+        for key in source.keys(tag):
+            with contextlib.suppress(RecordError):
+                writer.add(tag, key, source.payload(tag, key))
     return sum((tag, key) not in writer for tag in RecordTag for key in source.keys(tag))
 
 

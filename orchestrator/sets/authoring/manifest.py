@@ -29,7 +29,7 @@ from attrs import Factory, define, frozen
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import ManifestError
 from orchestrator.sets.archive.reader import MemoryRecords
-from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
+from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.authoring.builder import PipelineSetBuilder, api_version_number, feature_tables
 from orchestrator.sets.authoring.encoders import (
     GROUP,
@@ -47,7 +47,6 @@ from orchestrator.sets.image.built import LIBRARY_DEPTH
 from orchestrator.sets.inputs import InputError, read_input
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import features_to_record
-from orchestrator.sets.records import RecordTag
 from orchestrator.sets.spirv.interface import SpecializationConstant
 
 #: Version of the manifest's own format, in its first line: ``manifest = 1``.
@@ -330,35 +329,9 @@ class PackedPipeline:
 class PackedSet:
     """A manifest's set in memory."""
 
-    records: MemoryRecords
+    source: PipelineSet  # with the names of its pipelines
     pipelines: tuple[PackedPipeline, ...]
     files: tuple[Path, ...]  # the manifest, and its shaders
-
-    @property
-    def names(self) -> dict[str, tuple[int, ...]]:
-        """Keys by name: ``graphics.lit[cull_mode=back]`` and ``graphics.lit``; without the kind, too."""
-        found: dict[str, tuple[int, ...]] = {}
-        for each in self.pipelines:
-            entry = each.name.partition("[")[0]
-            for name in dict.fromkeys((each.name, entry)):
-                for called in name, name.partition(".")[2]:
-                    found[called] = (*found.get(called, ()), each.key)
-        return found
-
-    @property
-    def modules(self) -> int:
-        """Number of shader modules."""
-        return len(self.records.keys(RecordTag.SHADER_MODULE))
-
-    @property
-    def unique(self) -> int:
-        """Number of different pipelines."""
-        return sum(self.counts().values())
-
-    def counts(self) -> dict[PipelineKind, int]:
-        """Different pipelines by kind."""
-        seen = {(each.kind, each.key) for each in self.pipelines}
-        return {kind: sum(1 for each, _ in seen if each is kind) for kind in PipelineKind}
 
 
 def load_manifest(path: Path) -> PackedSet:
@@ -372,13 +345,12 @@ def load_manifest(path: Path) -> PackedSet:
     application = manifest.application
     if application is not None and application.features is None:
         version = api_version_number(application.api_version, f"{path}: application")
-        with PipelineSet.from_records(packer.records) as source:
-            needed = features_to_record(source, version)
+        needed = features_to_record(packer.builder.pipeline_set(), version)
         if needed:
             told = msgspec.structs.replace(application, features=feature_tables(needed))
             packer = _Packer.of(path, msgspec.structs.replace(manifest, application=told))
     files = (path, *(path.parent / each.table.path for each in packer.shaders.values()))
-    return PackedSet(packer.records, tuple(packer.pipelines), files)
+    return PackedSet(packer.builder.pipeline_set(), tuple(packer.pipelines), files)
 
 
 def pack_manifest(path: Path, destination: Path) -> PackedSet:
@@ -393,7 +365,7 @@ def pack_manifest(path: Path, destination: Path) -> PackedSet:
         if os.path.realpath(each) == os.path.realpath(destination):
             raise ManifestError(f"{destination}: cannot be written: it would overwrite the input {each}")
     with ArchiveWriter(destination) as writer:
-        copy_records(packed.records, writer)
+        packed.source.copy_to(writer)
     return packed
 
 
@@ -407,7 +379,6 @@ class _Shader:
 class _Packer:
     path: Path
     manifest: Manifest
-    records: MemoryRecords
     builder: PipelineSetBuilder
     pipelines: list[PackedPipeline] = Factory(list)
     shaders: dict[str, _Shader] = Factory(dict)
@@ -421,8 +392,7 @@ class _Packer:
 
     @classmethod
     def of(cls, path: Path, manifest: Manifest) -> Self:
-        records = MemoryRecords(str(path))
-        packer = cls(path, manifest, records, PipelineSetBuilder(records))
+        packer = cls(path, manifest, PipelineSetBuilder(MemoryRecords(str(path))))
         packer.pack()
         return packer
 
@@ -595,6 +565,8 @@ class _Packer:
                     case RayTracingTable():
                         key = self._ray_tracing(table, permutation, libraries, where)
                 self.pipelines.append(PackedPipeline(full, PipelineKind(kind), key))
+                for each in dict.fromkeys((full, entry)):
+                    self.builder.name(key, each, each.partition(".")[2])
                 keys.append((f"{permutation.label}{label}", key))
                 if len(self.pipelines) > MAX_PIPELINES:
                     raise ManifestError(

@@ -16,12 +16,14 @@ the device could enable.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from typing import Any, Final
 
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.registry import registry
 from orchestrator.registry.tables import EnumType, Member, Struct
+from orchestrator.sets.archive.state_hashes import ALL_PARTS, STATES, states_read
 from orchestrator.sets.image.built import Needs
 from orchestrator.sets.image.create_infos import taking
 from orchestrator.sets.image.documents import BARE_ARRAYS, WORD_ARRAYS
@@ -250,19 +252,6 @@ def _worth_a_visit(name: str) -> bool:
 
 
 _NO_STATES: DynamicStates = frozenset()
-_RASTERIZED_STATE = frozenset(
-    {"pViewportState", "pMultisampleState", "pDepthStencilState", "pColorBlendState"}
-)
-_VERTEX_STATE = frozenset({"pVertexInputState", "pInputAssemblyState"})
-# By the bits of VkGraphicsPipelineLibraryFlagsEXT, the state of that part of a pipeline; a library has no
-# other ("Complete Graphics Pipelines").
-_LIBRARY_STATE = {
-    0x1: _VERTEX_STATE,
-    0x2: frozenset({"pTessellationState", "pViewportState", "pRasterizationState"}),
-    0x4: frozenset({"pMultisampleState", "pDepthStencilState"}),
-    0x8: frozenset({"pMultisampleState", "pColorBlendState"}),
-}
-_MESH_STAGE = 0x80
 _RENDERING = "VkPipelineRenderingCreateInfo"
 _GRAPHICS = "VkGraphicsPipelineCreateInfo"
 _DEPTH_STENCIL = "VkPipelineDepthStencilStateCreateInfo"
@@ -350,16 +339,12 @@ def _relevant(found: Iterable[Missing], dynamic: DynamicStates) -> str | None:
 
 
 def _ignored(value: Any, dynamic: DynamicStates) -> frozenset[str]:
-    # Members that the driver ignores (specification, "Graphics Pipelines").
-    ignored: frozenset[str] = frozenset()
+    # State that the driver ignores whatever attachments there are.
     library = chained(value, "VkGraphicsPipelineLibraryCreateInfoEXT")
-    if library is not None:
-        parts = [states for bit, states in _LIBRARY_STATE.items() if library.flags & bit]
-        ignored = frozenset[str]().union(*_LIBRARY_STATE.values()).difference(*parts)
-    if discards(value.pRasterizationState, dynamic):
-        ignored |= _RASTERIZED_STATE
-    if any(each.stage == _MESH_STAGE for each in value.pStages or ()):
-        ignored |= _VERTEX_STATE
+    parts = ALL_PARTS if library is None else library.flags
+    stages = reduce(or_, (each.stage for each in value.pStages or ()), 0)
+    discard = discards(value.pRasterizationState, dynamic)
+    read = states_read(parts, stages, (True, True), discard=discard)
     if dynamic_state("VERTEX_INPUT_EXT") in dynamic:
-        ignored |= {"pVertexInputState"}
-    return ignored
+        read -= {"pVertexInputState"}
+    return frozenset(STATES) - read

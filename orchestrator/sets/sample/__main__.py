@@ -32,7 +32,7 @@ def shader_sources(folder: Path) -> list[Path]:
 
 def check(manifest: Path) -> str | None:
     """What differs between a manifest and the archive beside it, or None."""
-    packed = load_manifest(manifest).records
+    packed = load_manifest(manifest).source.records
     with Archive.open(manifest.with_suffix(".foz")) as committed:
         for tag in RecordTag:
             if list(packed.keys(tag)) != list(committed.keys(tag)):
@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
             print(f"{archive.name} is what {manifest.name} gives" if found is None else found)
             return 0 if found is None else 1
         _compile(manifest.parent / "shaders")
-        print(f"{pack_manifest(manifest, archive).unique} pipelines in {archive.name}")
+        print(f"{len(pack_manifest(manifest, archive).source)} pipelines in {archive.name}")
     except (OrchestratorError, OSError, subprocess.CalledProcessError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -13,7 +13,6 @@ from orchestrator.devices.request import EXECUTABLE_INFO
 from orchestrator.devices.vulkan import executables
 from orchestrator.devices.vulkan.instance import new_struct
 from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines
-from orchestrator.sets.archive.reader import CombinedRecords
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
@@ -84,7 +83,10 @@ def test_no_feedback_is_asked_for_of_single_stages_where_libraries_have_others(
     own = graphics(sample, fragment)
     records = Records()
     records.put(RecordTag.GRAPHICS_PIPELINE, 1, own | {"flags": 0, "pNext": [*own["pNext"], libraries]})
-    source = PipelineSet.from_records(CombinedRecords([records, sample.records]))
+    for tag in RecordTag:
+        for key in sample.records.keys(tag):
+            records.add(tag, key, sample.records.payload(tag, key))
+    source = PipelineSet.from_records(records)
     image = build_image(source, source.pipelines, device.capabilities).image
     index = image.keys.tolist().index(1)
     asked = []
