@@ -12,7 +12,6 @@ itself fails, which the report says. The device is closed.
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
 from collections import deque
@@ -257,8 +256,6 @@ class CompileJob:
         self.clock.enter("open")
         opening, self._ahead = self._ahead, None
         if opening is None:
-            if not (self.groups.opened or isinstance(waiting, PlannedGroup)):
-                beside.start_soon(trio.to_thread.run_sync, _import_decoding)
             opening = self._opening(waiting, beside, self._during_step)
         run: GroupRun | None = None
         try:
@@ -462,10 +459,6 @@ class CompileJob:
             saved=self._savings,
             out_of_time=stopped and self.options.time_limit_s is not None and not (self._stopped or is_lost),
         )
-
-
-def _import_decoding() -> None:
-    importlib.import_module("orchestrator.sets.image.builder")
 
 
 def _group(waiting: _Waiting) -> FeatureGroup:
