@@ -29,7 +29,6 @@ from orchestrator.bench.findings import (
     choose,
     choose_batch,
     probe_findings,
-    seconds_of,
     topology_findings,
     undecided,
     use_of,
@@ -69,6 +68,7 @@ _FAR = 3.0
 """A contender that is expected to take so many times as long as its baseline is soon decided."""
 
 _Arm = tuple[Contender, bool]
+_Groups = Sequence[Sequence[Contender]]
 
 
 @frozen
@@ -138,9 +138,9 @@ class _Calibration:
     passes: dict[CacheMode, int] = field(factory=dict)
     stopped: str = ""
     took: dict[Contender, list[float]] = field(factory=dict)
-    rows: list[Sample] = field(factory=list)
-    binary_rows: list[Sample] = field(factory=list)
-    batch_rows: list[Sample] = field(factory=list)
+    topologies: SampleTable = field(factory=SampleTable)
+    uses: SampleTable = field(factory=lambda: SampleTable(figure=use_of))
+    batches: SampleTable = field(factory=SampleTable)
     failed: set[Contender] = field(factory=set)
     late: dict[Contender, None] = field(factory=dict)
     notes: list[str] = field(factory=list)
@@ -157,7 +157,7 @@ class _Calibration:
         probed = self._probe()
         starts = list(Start) if probed.cache_keeps else [Start.COLD]
         later = self._later(binaries=filled.binaries) * (Start.WARM in starts)
-        samples = self._race([self._contenders(each) for each in starts], self.rows, later=later)
+        samples = self._race([self._contenders(each) for each in starts], self.topologies, later=later)
         findings = [*probe_findings(probed)]
         for start in starts:
             findings += topology_findings(samples, start, self.most)
@@ -185,15 +185,15 @@ class _Calibration:
         cached = Contender(Start.WARM, CacheMode(warm.mode), warm.workers)
         binaries = evolve(cached, mode=CacheMode.BINARIES)
         if self._fits(self._expected_s(binaries)):
-            self._take((binaries, False), -1, self.binary_rows)  # fills the store
-        uses = self._race([[cached, binaries]], self.binary_rows, use_of, later=self._later(binaries=False))
+            self._take((binaries, False), -1, self.uses)  # fills the store
+        uses = self._race([[cached, binaries]], self.uses, later=self._later(binaries=False))
         return weigh_binaries(samples, uses, cold, cached, self.most)
 
     def _choose_batch(self, warm: Choice | None) -> tuple[int | None, Finding]:
         mode, workers = (warm.mode, warm.workers) if warm is not None else (CacheMode.SHARED, self.most)
         usual = Contender(Start.WARM, CacheMode(mode), workers)
         group = [usual, *(evolve(usual, batch=each) for each in BATCHES if each != usual.batch)]
-        return choose_batch(self._race([group], self.batch_rows), usual, BATCHES)
+        return choose_batch(self._race([group], self.batches), usual, BATCHES)
 
     @property
     def _pairs(self) -> int:
@@ -292,50 +292,34 @@ class _Calibration:
         return self.deadline is None or time.monotonic() + seconds <= self.deadline
 
     def _affordable(
-        self, groups: Sequence[Sequence[Contender]], open_ones: Collection[Contender], table: SampleTable
+        self, groups: _Groups, wanted: Collection[Contender], table: SampleTable
     ) -> set[Contender]:
-        """Of what is undecided, that which can still get the pairs of a verdict in time."""
-        units = list[tuple[int, list[Contender]]]()
-        for group in groups:
-            units.append((0, [each for each in group if not self._rank(each)]))
-            units += [(self._rank(each), [each]) for each in group if self._rank(each)]
+        """Of what is wanted, that which can still get the pairs of a verdict in time, by rank."""
         chosen, reserved_s = set[Contender](), 0.0
-        baselines = {group[0].start: group[0] for group in groups}
-        for _, unit in sorted(units, key=lambda each: each[0]):
-            needed_s = 0.0
-            for each in unit:
-                baseline, expected_s = baselines[each.start], self._expected_s(each)
-                pairs = LEAST_CLEAR_PAIRS if expected_s > _FAR * self._expected_s(baseline) else self._pairs
-                missing = max(0, pairs - len(table.of(each))) * (each in open_ones)
-                needed_s += missing * expected_s * (2 if each == baseline else 1)
+        there = [(each, group[0]) for group in groups for each in group if each in wanted]
+        for each, baseline in sorted(there, key=lambda pair: self._rank(pair[0])):
+            expected_s = self._expected_s(each)
+            pairs = LEAST_CLEAR_PAIRS if expected_s > _FAR * self._expected_s(baseline) else self._pairs
+            needed_s = max(0, pairs - len(table.of(each))) * expected_s * (2 if each == baseline else 1)
             if self._fits(reserved_s + needed_s):
                 reserved_s += needed_s
-                chosen.update(each for each in unit if each in open_ones)
+                chosen.add(each)
         return chosen
 
     # --- samples
 
-    def _race(
-        self,
-        groups: Sequence[Sequence[Contender]],
-        rows: list[Sample],
-        figure: Callable[[Sample], float] = seconds_of,
-        *,
-        later: int = 0,
-    ) -> SampleTable:
+    def _race(self, groups: _Groups, table: SampleTable, *, later: int = 0) -> SampleTable:
         """Sample contenders until all are decided, each group with its baseline first, as time allows.
 
         At most `later` warm samples will follow.
         """
         for number in range(self._most):
-            table = SampleTable(rows, figure)
             wanted = self._undecided(groups, table)
             arms_a_round = len(wanted) + len({each.start for each in wanted})
             self.total = min(self.total, self.done + (self._most - number) * arms_a_round + later)
             arms = self._arms(groups, number, self._affordable(groups, wanted, table))
-            if not arms or not self._take_round(groups, arms, number, rows, figure, later):
+            if not arms or not self._take_round(groups, arms, number, table, later):
                 break
-        table = SampleTable(rows, figure)
         self.total = min(self.total, self.done + later)
         wanted = self._undecided(groups, table)
         others = (each for group in groups for each in group[1:] if each in wanted)
@@ -343,20 +327,15 @@ class _Calibration:
         if late:
             self.stopped = self.stopped or "the time limit"
         self.late |= dict.fromkeys(sorted(late, key=self._rank))
-        return SampleTable(rows, figure, dict.fromkeys(self.late, "did not fit the time limit"))
+        table.late = set(self.late)
+        return table
 
-    def _undecided(self, groups: Sequence[Sequence[Contender]], table: SampleTable) -> set[Contender]:
+    def _undecided(self, groups: _Groups, table: SampleTable) -> set[Contender]:
         there = (group for group in groups if group[0] not in self.failed)
         return {each for group in there for each in undecided(table, group) - self.failed}
 
     def _take_round(
-        self,
-        groups: Sequence[Sequence[Contender]],
-        arms: Sequence[_Arm],
-        number: int,
-        rows: list[Sample],
-        figure: Callable[[Sample], float],
-        later: int,
+        self, groups: _Groups, arms: Sequence[_Arm], number: int, table: SampleTable, later: int
     ) -> bool:
         """Take a round as far as time allows; returns whether there was time for any of it."""
         warm_s = self._expected_s(Contender(Start.WARM, CacheMode.SHARED, self.most))
@@ -364,17 +343,15 @@ class _Calibration:
         # What comes later goes before more rounds than a verdict needs.
         if number >= LEAST_PAIRS and not self._fits(round_s + later // self._most * self._pairs * warm_s):
             return False
-        taken = self.done
+        taken, wanted = self.done, {each for each, _ in arms}
         for contender, control in arms:
-            if number == 0 and self._rank(contender):  # times of samples are known now
-                table = SampleTable(rows, figure)
-                if contender not in self._affordable(groups, {each for each, _ in arms}, table):
-                    continue
+            if number == 0 and contender not in self._affordable(groups, wanted, table):
+                continue  # times of samples are known now
             if contender not in self.failed and self._fits(self._expected_s(contender)):
-                self._take((contender, control), number, rows)
+                self._take((contender, control), number, table)
         return self.done > taken
 
-    def _arms(self, groups: Sequence[Sequence[Contender]], number: int, chosen: set[Contender]) -> list[_Arm]:
+    def _arms(self, groups: _Groups, number: int, chosen: set[Contender]) -> list[_Arm]:
         """The arms of a round, the first one in the order of their rank."""
         arms = list[_Arm]()
         for group in groups:
@@ -383,7 +360,7 @@ class _Calibration:
                 arms += [arm for arm in in_turn(whole, number) if arm[0] in chosen]
         return sorted(arms, key=lambda arm: self._rank(arm[0])) if number == 0 else arms
 
-    def _take(self, arm: _Arm, number: int, rows: list[Sample]) -> None:
+    def _take(self, arm: _Arm, number: int, table: SampleTable) -> None:
         contender, control = arm
         warm, binaries = contender.start == Start.WARM, contender.mode is CacheMode.BINARIES
         left_s = JOB_TIMEOUT_S if self.deadline is None else max(1.0, self.deadline - time.monotonic())
@@ -396,7 +373,7 @@ class _Calibration:
             control=control,
             round=number,
             batch=contender.batch,
-            passes=self._passes(contender) if rows is not self.binary_rows else 1,
+            passes=self._passes(contender) if table is not self.uses else 1,
             limit_s=min(JOB_TIMEOUT_S, left_s),
         )
         words = f"round {number + 1}: {contender.words}" + (" (control)" if control else "")
@@ -413,12 +390,12 @@ class _Calibration:
                 "begin again, and leave set, driver and machine as they are meanwhile",
             )
         else:
-            rows.append(answer)
+            table.add(answer)
             self.took.setdefault(contender, []).append(answer.process_s)
 
     def _profile(self, probed: ProbeResult, **conclusions: object) -> CalibrationProfile:
-        filled, samples = self.filled, SampleTable(self.rows)
-        rows = [*self.rows, *self.binary_rows, *self.batch_rows]
+        filled, tables = self.filled, (self.topologies, self.uses, self.batches)
+        rows = [row for each in tables for row in each.rows]
         machine, cores = filled.environment, available_workers()
         load = max((each.environment.load_average for each in rows), default=0.0)
         notes = list(self.notes)
@@ -442,12 +419,8 @@ class _Calibration:
             set_hash=filled.set_hash,
             pipelines=filled.pipelines,
             python=machine.python,
-            rounds=len(samples.of(self._contenders(Start.COLD)[0])),
-            figures=(
-                *samples.figures(),
-                *SampleTable(self.binary_rows, use_of).figures(),
-                *SampleTable(self.batch_rows).figures(),
-            ),
+            rounds=len(self.topologies.of(self._contenders(Start.COLD)[0])),
+            figures=tuple(figure for each in tables for figure in each.figures()),
             merge_works=probed.merge_works,
             cache_keeps=probed.cache_keeps,
             read_back_grows=probed.read_back_grows,

@@ -6,8 +6,7 @@ control of the same start. Where one is undecided, the choice is what `compile` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from attrs import asdict, evolve, frozen
 
@@ -70,25 +69,25 @@ def use_of(sample: Sample) -> float:
 
 
 class SampleTable:
-    """The samples of a calibration, by contender and round, without warm-ups.
+    """Samples of a calibration, by contender and round; of warm-ups only the rows are kept.
 
-    `figure` is the time to compare, s; `late` has contenders that were left undecided, with a predicate.
+    `figure` is the time to compare, s; `late` has the contenders that the time limit left undecided.
     """
 
-    def __init__(
-        self,
-        rows: Iterable[Sample],
-        figure: Callable[[Sample], float] = seconds_of,
-        late: Mapping[Contender, str] = MappingProxyType({}),
-    ) -> None:
+    def __init__(self, rows: Iterable[Sample] = (), figure: Callable[[Sample], float] = seconds_of) -> None:
         self.figure = figure
-        self.late = late
-        self.rows = tuple(rows)
+        self.late: Collection[Contender] = ()
+        self.rows: list[Sample] = []
         self._rounds: dict[tuple[Contender, bool], dict[int, Sample]] = {}
-        for row in self.rows:
-            if row.round >= 0:
-                contender = Contender(row.start, row.mode, row.workers, row.batch)
-                self._rounds.setdefault((contender, row.control), {})[row.round] = row
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Sample) -> None:
+        """Add a sample."""
+        self.rows.append(row)
+        if row.round >= 0:
+            contender = Contender(row.start, row.mode, row.workers, row.batch)
+            self._rounds.setdefault((contender, row.control), {})[row.round] = row
 
     def of(self, contender: Contender, *, control: bool = False) -> Mapping[int, Sample]:
         """The samples of a contender by round."""
@@ -171,8 +170,8 @@ def compare(
     found = samples.difference(contender, baseline)
     if found is None or found.judgement is Judgement.NOT_MEASURED:
         pairs = found.ratio.count if found is not None else 0
-        out = [f"{each.words} {samples.late[each]}" for each in (contender, baseline) if each in samples.late]
-        why = f", since {' and '.join(out)}" if out else ""
+        out = [each.words for each in (contender, baseline) if each in samples.late]
+        why = f", since {' and '.join(out)} did not fit the time limit" if out else ""
         words = f"{question}: not measured{why} ({counted(pairs, 'pair')} of the {LEAST_PAIRS} needed)."
         return Finding(question=question, answer="not measured", words=words, pairs=pairs)
     ratio, answer = found.ratio, _ANSWERS[found.judgement]
