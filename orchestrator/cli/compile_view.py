@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 
+from orchestrator.cli.events import ProgressEvent
 from orchestrator.cli.output import plural
 from orchestrator.run.records import CompileReport, Hash, OutcomeStatus, Progress
 
@@ -107,10 +108,7 @@ class CompileView:
             self.events.tell(event, **fields)
 
 
-_PROGRESS = (
-    *("total", "done", "compiled", "hits", "skipped", "failed", "in_flight", "elapsed_s", "rate", "eta_s"),
-    "slowest",
-)
+_PROGRESS = {*ProgressEvent.__struct_fields__} & {*Progress.__struct_fields__}
 
 
 def _fields(progress: Progress) -> dict[str, Any]:

@@ -63,6 +63,7 @@ from orchestrator.process import (
 )
 from orchestrator.run.options import BARRIER, ROLLING, CompileOptions, TrialLimits
 from orchestrator.sets.subset import WHOLE, Subset
+from orchestrator.stores.files.atomic_file import SaveError, likely_cause
 from orchestrator.supervise.server import CompileServer
 
 if TYPE_CHECKING:
@@ -173,6 +174,7 @@ def _only_device(arguments: CompileArguments) -> str | None:
 
 
 def _check(given: CompileArguments, *, several: bool) -> None:
+    is_part = given.only or given.used or given.shard
     alone = given.in_process and not several
     limited = alone and given.spirv_val != "isolate"  # which tries modules in children
     keeps_nothing = given.mode == "none" or given.pipeline_stats is not None
@@ -207,7 +209,7 @@ def _check(given: CompileArguments, *, several: bool) -> None:
             "use --mode per-worker or two-level",
         ),
         (
-            given.only_these and (_is_part(given) or keeps_nothing or given.mode == "binaries"),
+            given.only_these and (is_part or keeps_nothing or given.mode == "binaries"),
             "--only-these: it is about the cache file of a whole set",
             "leave out --only, --used, --shard and --pipeline-stats, and modes binaries and none",
         ),
@@ -226,10 +228,6 @@ def _check(given: CompileArguments, *, several: bool) -> None:
     for wrong, message, step in rules:
         if wrong:
             raise UsageError(message, step)
-
-
-def _is_part(given: CompileArguments) -> bool:
-    return bool(given.only or given.used or given.shard)
 
 
 _Rules = tuple[tuple[object, str, str], ...]
@@ -336,25 +334,35 @@ def _compile_one(call: _Call, selector: str, clock: StageClock) -> ExitCode:
     keeps_nothing = arguments.mode == "none" or arguments.pipeline_stats is not None
     directory = None if keeps_nothing else usable_directory(arguments.cache_dir)
     require_writable(arguments.trace, arguments.pipeline_stats, arguments.driver_log, inputs=call.paths)
-    log = None if arguments.driver_log is None else arguments.driver_log.open("wb")
-    try:
-        # Once the server compiles, a signal waits for whoever can end that in order.
-        with _journal(arguments) as journal, signals_held():
-            options = _options(call, selector, journal)
-            report, view = _one_report(call, options, directory, log, clock)
-            _remember(call, options, directory, report)
-            with _reporting():
-                view.is_done(selector, report, report.cache_file.error or "")
-                code = _exit_code(report, allow_damaged=arguments.allow_damaged)
-                try:
-                    _show_one(call.output, report, clock, allow_damaged=arguments.allow_damaged)
-                finally:
-                    # After the report, whose reader may be gone: that they cannot be written costs only them.
-                    _write_extras(report, arguments, journal)
-    finally:
-        if log is not None:
-            _close_log(log, arguments.driver_log)
+    # Once the server compiles, a signal waits for whoever can end that in order.
+    with _driver_log(arguments.driver_log) as log, _journal(arguments) as journal, signals_held():
+        options = _options(call, selector, journal)
+        report, view = _one_report(call, options, directory, log, clock)
+        _remember(call, options, directory, report)
+        with _reporting():
+            view.is_done(selector, report, report.cache_file.error or "")
+            code = _exit_code(report, allow_damaged=arguments.allow_damaged)
+            try:
+                _show_one(call.output, report, clock, allow_damaged=arguments.allow_damaged)
+            finally:
+                # After the report, whose reader may be gone: that they cannot be written costs only them.
+                _write_extras(report, arguments, journal)
     return code
+
+
+@contextmanager
+def _driver_log(path: Path | None) -> Iterator[BinaryIO | None]:
+    if path is None:
+        yield None
+        return
+    log = path.open("wb")
+    try:
+        yield log
+    finally:
+        try:
+            log.close()  # it holds what was not written before
+        except OSError as error:
+            raise OutputError(f"--driver-log {path}: cannot be written: {likely_cause(error)}") from error
 
 
 @contextmanager
@@ -430,7 +438,6 @@ def _remember(
         return
     from orchestrator.stores.cache_file import cache_path
     from orchestrator.stores.compiles import RememberedCompile, remember_compile
-    from orchestrator.stores.files.atomic_file import SaveError
 
     encoded = msgspec.msgpack.encode(evolve(options, time_limit_s=None))
     name = cache_path(directory, report.device.identity).name
@@ -477,15 +484,6 @@ def _write_extras(report: CompileReport, arguments: CompileArguments, journal: s
 
         text = statistics_csv(report.set.path, inspected(Path(journal)))
         write_beside("--pipeline-stats", arguments.pipeline_stats, text.encode("utf-8", "backslashreplace"))
-
-
-def _close_log(log: BinaryIO, path: Path | None) -> None:
-    try:
-        log.close()  # it holds what was not written before
-    except OSError as error:
-        from orchestrator.stores.files.atomic_file import likely_cause
-
-        raise OutputError(f"--driver-log {path}: cannot be written: {likely_cause(error)}") from error
 
 
 def _compile_targets(call: _Call) -> ExitCode:

@@ -17,12 +17,13 @@ from orchestrator.cli.documents import (
     FamilyRecord,
     ListedDevice,
     MachineRecord,
+    filled,
 )
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, driver_text, styled, table, version_text
 from orchestrator.cli.values import extra, show_words
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.devices.families import Family, expand, is_pattern
+from orchestrator.devices.families import expand, is_pattern
 from orchestrator.devices.listing import DeviceEntry, Listing, list_all, list_one
 
 _OFFERS = (
@@ -69,7 +70,11 @@ def devices_verb(
         listing = Listing((list_one(device, all_features=True, on_output=show_words),))
     else:
         listing = list_all(all_features=True, on_output=show_words)
-    output.document(lambda: _document(listing))
+    output.document(
+        lambda: DevicesDocument(
+            devices=_listed(listing.devices), dead_drivers=listing.dead, driver_files=listing.driver_files
+        )
+    )
     for index, each in enumerate(listing.devices):
         _show(output, index, each)
     for dead in listing.dead:
@@ -118,7 +123,8 @@ def without_dead(listing: Listing) -> str:
 
 def _show_families(output: Output, pattern: str) -> int:
     families = expand(pattern)
-    output.document(lambda: _families_document(families))
+    records = (filled(FamilyRecord, each, family=each.name) for each in families)
+    output.document(lambda: FamiliesDocument(families=tuple(records)))
     made = table("select with", "deviceID")
     for each in families:
         known = styled(f"{each.device_id:#06x}") if each.device_id else styled("none", "warn")
@@ -127,14 +133,6 @@ def _show_families(output: Output, pattern: str) -> int:
     if not all(each.device_id for each in families):
         output.line("none: this Mesa gives null hardware of the family no ID, so no card accepts its caches")
     return ExitCode.OK
-
-
-def _document(listing: Listing) -> DevicesDocument:
-    return DevicesDocument(
-        devices=_listed(listing.devices),
-        dead_drivers=listing.dead,
-        driver_files=listing.driver_files,
-    )
 
 
 def _listed(devices: Sequence[DeviceEntry]) -> tuple[ListedDevice, ...]:
@@ -147,15 +145,6 @@ def _listed(devices: Sequence[DeviceEntry]) -> tuple[ListedDevice, ...]:
             features=each.features or UNSET,
         )
         for index, each in enumerate(devices)
-    )
-
-
-def _families_document(families: Sequence[Family]) -> FamiliesDocument:
-    return FamiliesDocument(
-        families=tuple(
-            FamilyRecord(selector=each.selector, family=each.name, device_id=each.device_id)
-            for each in families
-        )
     )
 
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import msgspec
-
+from orchestrator.cli.documents import KeysDocument, filled
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import (
     Output,
@@ -31,17 +28,7 @@ from orchestrator.key_dependence.bisection import find_key_dependence
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.profile_file import KeyProfile, NotTried, Tried, save_key_profile
 
-if TYPE_CHECKING:
-    from orchestrator.cli.documents import KeysDocument
-
 _MOST_REASONS = 12
-
-
-def _show_progress(bar: MeasurementBar, now: str, done: int, total: int) -> None:
-    if total:
-        bar.step(now, done, total)
-    else:
-        bar.stage(now)
 
 
 def show_keys(
@@ -54,7 +41,7 @@ def show_keys(
     require_family(device)
     with MeasurementBar(output) as bar:
         identity, profile = find_key_dependence(
-            device, only=only, time_limit_s=time_limit_s, on_progress=partial(_show_progress, bar)
+            device, only=only, time_limit_s=time_limit_s, on_progress=bar.step
         )
     kept, why, failed = None, _unfit(profile), None
     if not why:
@@ -62,7 +49,8 @@ def show_keys(
             kept = save_key_profile(directory, identity, profile)
         except SaveError as error:  # what took minutes to measure is shown all the same
             failed, why = error, str(error)
-    output.document(lambda: _document(profile, kept, why))
+    place = None if kept is None else path_text(kept)
+    output.document(lambda: filled(KeysDocument, profile, version=2, profile=place, not_saved=why))
     _show(output, profile)
     if kept is not None:
         output.line(styled("saved ", "good"), path_text(kept))
@@ -80,13 +68,6 @@ def _unfit(profile: KeyProfile) -> str:
         names = " and ".join(profile.environment)
         return f"it is the driver's with {names} set, not the driver's own: unset {names}, and run again"
     return "" if profile.says_anything else "there is no result"
-
-
-def _document(profile: KeyProfile, kept: Path | None, not_saved: str) -> KeysDocument:
-    from orchestrator.cli.documents import KeysDocument
-
-    place = None if kept is None else path_text(kept)
-    return KeysDocument(**msgspec.structs.asdict(profile), profile=place, not_saved=not_saved)
 
 
 def key_words(profile: KeyProfile) -> str:

@@ -40,7 +40,7 @@ from orchestrator.stores.cache_file import LoadStatus, PipelineCacheHeader, Pipe
 from orchestrator.stores.culprits import Culprit
 from orchestrator.stores.profile_file import CalibrationProfile, KeyProfile, ProfileIdentity
 
-_R = TypeVar("_R", bound=Record)
+_R = TypeVar("_R", bound=msgspec.Struct)
 
 
 class Document(Record, frozen=True, kw_only=True):

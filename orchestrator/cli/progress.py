@@ -10,31 +10,18 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final, Protocol, Self
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
 from orchestrator.cli.output import Output, counts_text, display, share_text, slow_text
 
 if TYPE_CHECKING:
-    from orchestrator.cli.progress_bar import MeasurementBar
+    from orchestrator.cli.progress_bar import LiveView, MeasurementBar
     from orchestrator.run import records
 
+ProgressView: TypeAlias = "PlainView | LiveView"
+"""Shows what a job is doing."""
+
 _LINE_EVERY_S: Final = 5.0
-
-
-class ProgressView(Protocol):
-    """Shows what a job is doing."""
-
-    def stage(self, name: str) -> None:
-        """Something begins, such as "preparing"."""
-
-    def progress(self, progress: records.Progress, targets: str = "") -> None:
-        """Pipelines got done; with several targets, how far these are."""
-
-    def say(self, text: str) -> None:
-        """A message that stays."""
-
-    def close(self) -> None:
-        """Take the display away."""
 
 
 @contextmanager

@@ -107,8 +107,10 @@ class MeasurementBar(_View):
             self._output.message(name)
 
     def step(self, now: str, done: int, total: int, rest: str = "") -> None:
-        """A step begins: which, how many are over, of how many, and what is known of the time to go."""
-        if self._output.live:
+        """A step begins: which, how many are over, of how many (or 0), and what the time to go is."""
+        if not total:
+            self.stage(now)
+        elif self._output.live:
             counted = f"{done:,}/{total:,}"
             self._bar.draw(rest, description=printable(now), total=total, completed=done, done=counted)
         elif self._output.tells and time.monotonic() >= self._next:

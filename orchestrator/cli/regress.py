@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
-from attrs import frozen
+from attrs import field, frozen
 from cyclopts import Parameter
 
 from orchestrator.cli.application import DEVICE_HELP, FIRST_DEVICE, POSITIVE, Flag, JsonFlag, in_range
@@ -149,7 +149,7 @@ def _check(sets: Sequence[str], given: RegressArguments) -> None:
 
 def _read(paths: Sequence[str], rules: Sequence[FailRule]) -> list[_Judged]:
     first, second = (read_results(Path(each)) for each in paths)
-    return [_Judged.of((), compare_results(first, second), rules)]
+    return [_Judged((), compare_results(first, second), rules)]
 
 
 @contextmanager
@@ -184,7 +184,7 @@ def _compiled(
             same = object() if given.time else _outcome(found)
             others = judged[same].devices if same in judged else ()
             code = judged[same].code if same in judged else _code(live, selector, found, given.disasm)
-            judged[same] = _Judged.of((*others, selector or "the first device"), found, rules, change, code)
+            judged[same] = _Judged((*others, selector or "the first device"), found, rules, change, code)
     return list(judged.values())
 
 
@@ -211,20 +211,14 @@ class _Judged:
 
     devices: tuple[str, ...]  # selectors; none for files
     found: SideComparison
-    verdicts: tuple[RuleVerdict, ...]
+    rules: Sequence[FailRule]
     time: TimeChange | None = None
-    code: tuple[ShaderCode, ...] = ()
+    code: Sequence[ShaderCode] = ()
+    verdicts: tuple[RuleVerdict, ...] = field(init=False)
 
-    @classmethod
-    def of(
-        cls,
-        devices: tuple[str, ...],
-        found: SideComparison,
-        rules: Sequence[FailRule],
-        time: TimeChange | None = None,
-        code: Sequence[ShaderCode] = (),
-    ) -> _Judged:
-        return cls(devices, found, tuple(judge(each, found, time) for each in rules), time, tuple(code))
+    @verdicts.default
+    def _judge(self) -> tuple[RuleVerdict, ...]:
+        return tuple(judge(each, self.found, self.time) for each in self.rules)
 
     @property
     def name(self) -> str:

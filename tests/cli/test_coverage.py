@@ -20,12 +20,12 @@ def covered(call: Call, *arguments: object, code: int) -> dict[str, Any]:
     return dict(target)
 
 
-def test_what_a_new_build_of_a_game_adds(call: Call, tmp_path: Path) -> None:
-    pack, old, new = tmp_path / "pack", tmp_path / "old.foz", tmp_path / "new.foz"
-    there = write_small_set(old, 0, 4)
-    added = {f"{each:016x}" for each in write_small_set(new, 0, 6)} - {f"{each:016x}" for each in there}
-    assert call("compile", old, "-d", "simulated", "--out", pack).code == ExitCode.OK
-    assert covered(call, old, pack, code=ExitCode.OK)["held"] == 4
+def test_what_a_new_build_of_a_game_adds(
+    call: Call, small_set: Path, small_pack: Path, tmp_path: Path
+) -> None:
+    pack, new = small_pack, tmp_path / "new.foz"
+    added = {f"{each:016x}" for each in write_small_set(new, 0, 18)[16:]}
+    assert covered(call, small_set, pack, code=ExitCode.OK)["held"] == 16
     page = tmp_path / "page.html"
     noted = covered(call, new, pack, "--page", page, code=ExitCode.PIPELINES_FAILED)
     assert set(re.findall("[0-9a-f]{16}", page.read_text("utf-8"))) == added
@@ -33,7 +33,7 @@ def test_what_a_new_build_of_a_game_adds(call: Call, tmp_path: Path) -> None:
     assert (noted.pop("proven"), proven.pop("proven")) == (False, True)
     assert noted == proven
     assert set(proven["missing"]) == added
-    assert (proven["held"], proven["timed"]) == (4, 0)
+    assert (proven["held"], proven["timed"]) == (16, 0)
     assert proven["missing_s"] > 0, "they count as the mean of what was compiled"
     shown = call("coverage", new, pack)
     assert f"missing: simulated: {min(added)}, {max(added)}" in shown.out
