@@ -12,7 +12,7 @@ import mmap
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, NoReturn
 
@@ -82,8 +82,15 @@ def build_in_slices(
     slices = _slices(jobs, processes)
     if processes > 1 and len(slices) > 1 and len(jobs) >= _FEWEST:
         build_image(source, jobs[:: max(1, len(jobs) // _SAMPLE)], capabilities)
-        forks = _Forks(source, slices, capabilities, asked)
-        if parts := forks.parts(min(processes, len(slices))):
+
+        def part_of(some: PipelineJobs) -> _Part:
+            built = build_image(source, some, capabilities)
+            answers = asked.answers if asked is not None else ()
+            modules = encode_modules(built.image.modules)
+            bare = evolve(built, image=evolve(built.image, modules=()))
+            return _Part(bare, modules, source.damage, answers)
+
+        if parts := _in_forks(slices, min(processes, len(slices)), part_of):
             return _joined(source, jobs, parts, asked)
     return build_image(source, jobs, capabilities)
 
@@ -117,65 +124,48 @@ def _joined(
     )
 
 
-class _Forks:
-    """Forks this process, which decode the slices of a set."""
+def _in_forks(
+    slices: Sequence[PipelineJobs], processes: int, part_of: Callable[[PipelineJobs], _Part]
+) -> list[_Part] | None:
+    """The part of each slice, made by forks of this process; None where one failed."""
+    queue, numbers = os.pipe()  # whoever reads a number has that slice to decode
+    os.write(numbers, np.arange(len(slices), dtype=np.uint16).tobytes())
+    os.close(numbers)
+    results = [os.memfd_create("orchestrator-decoded", os.MFD_CLOEXEC) for _ in range(processes)]
+    forks: list[int] = []
+    try:
+        gc.freeze()  # so that garbage collection does not copy shared pages
+        with suppress(OSError):  # the system has no more processes: those that are there decode all
+            for result in results:
+                process_id = os.fork()
+                if process_id == 0:
+                    _be_fork(queue, result, slices, part_of)
+                forks.append(process_id)
+        if sum([os.waitpid(each, 0)[1] for each in forks]):
+            return None
+        found: dict[int, _Part] = {}
+        for result in results[: len(forks)]:
+            with mmap.mmap(result, 0, prot=mmap.PROT_READ) as encoded:
+                found.update(decode_value(memoryview(encoded), list[tuple[int, _Part]]))
+        return [found[number] for number in range(len(slices))] if forks else None
+    finally:
+        for each in (queue, *results):
+            os.close(each)
 
-    def __init__(
-        self,
-        source: PipelineSet,
-        slices: Sequence[PipelineJobs],
-        capabilities: DeviceCapabilities,
-        asked: AskedDevice | None,
-    ) -> None:
-        self._source, self._slices = source, slices
-        self._capabilities, self._asked = capabilities, asked
 
-    def parts(self, processes: int) -> list[_Part] | None:
-        """The part of each slice; None where a fork failed."""
-        queue, numbers = os.pipe()  # whoever reads a number has that slice to decode
-        os.write(numbers, np.arange(len(self._slices), dtype=np.uint16).tobytes())
-        os.close(numbers)
-        results = [os.memfd_create("orchestrator-decoded", os.MFD_CLOEXEC) for _ in range(processes)]
-        forks: list[int] = []
-        try:
-            gc.freeze()  # so that garbage collection does not copy shared pages
-            with suppress(OSError):  # the system has no more processes: those that are there decode all
-                for result in results:
-                    process_id = os.fork()
-                    if process_id == 0:
-                        self._be_fork(queue, result)
-                    forks.append(process_id)
-            if sum([os.waitpid(each, 0)[1] for each in forks]):
-                return None
-            found: dict[int, _Part] = {}
-            for result in results[: len(forks)]:
-                with mmap.mmap(result, 0, prot=mmap.PROT_READ) as encoded:
-                    found.update(decode_value(memoryview(encoded), list[tuple[int, _Part]]))
-            return [found[number] for number in range(len(self._slices))] if forks else None
-        finally:
-            for each in (queue, *results):
-                os.close(each)
-
-    def _be_fork(self, queue: int, result: int) -> NoReturn:
-        code = 1
-        try:
-            parts: list[tuple[int, _Part]] = []
-            while taken := os.read(queue, 2):
-                number = int.from_bytes(taken, sys.byteorder)
-                parts.append((number, self._part(self._slices[number])))
-            with os.fdopen(result, "wb") as file:
-                file.write(encode_value(parts))
-            code = 0
-        except Exception:  # noqa: BLE001 - this process decodes all then, so somebody has to be told
-            traceback.print_exc()
-        finally:
-            os._exit(code)
-
-    def _part(self, jobs: PipelineJobs) -> _Part:
-        built = build_image(self._source, jobs, self._capabilities)
-        return _Part(
-            evolve(built, image=evolve(built.image, modules=())),
-            encode_modules(built.image.modules),
-            self._source.damage,
-            self._asked.answers if self._asked is not None else (),
-        )
+def _be_fork(
+    queue: int, result: int, slices: Sequence[PipelineJobs], part_of: Callable[[PipelineJobs], _Part]
+) -> NoReturn:
+    code = 1
+    try:
+        parts: list[tuple[int, _Part]] = []
+        while taken := os.read(queue, 2):
+            number = int.from_bytes(taken, sys.byteorder)
+            parts.append((number, part_of(slices[number])))
+        with os.fdopen(result, "wb") as file:
+            file.write(encode_value(parts))
+        code = 0
+    except Exception:  # noqa: BLE001 - this process decodes all then, so somebody has to be told
+        traceback.print_exc()
+    finally:
+        os._exit(code)

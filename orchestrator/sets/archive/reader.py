@@ -30,7 +30,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 import msgspec
 import numpy as np
@@ -57,7 +57,6 @@ _FOREIGN = "the tag is none of a pipeline archive (0 to 10): a newer recorder, o
 _NIBBLES = np.full(256, 0xFF, np.uint8)
 _NIBBLES[list(b"0123456789abcdef")] = range(16)
 _NIBBLES[list(b"ABCDEF")] = range(10, 16)
-_Bytes = TypeVar("_Bytes", int, npt.NDArray[np.int64])
 
 
 @frozen
@@ -94,10 +93,6 @@ class StoredPayload(msgspec.Struct, frozen=True, gc=False):
         if self.flags != FLAG_DEFLATE or self.size > most:
             raise ValueError(f"flags {self.flags}, size {self.size}: the header was changed")
         return inflate(self.data, self.size)
-
-
-def _deflate_bound(stored: _Bytes) -> _Bytes:
-    return stored * 1032 + 64  # deflate writes at most 258 bytes in two bits
 
 
 def inflate(stored: bytes, size: int) -> bytes:
@@ -223,7 +218,7 @@ def _refusals(
         ),
         (raw & (stored != size), "raw, but stored size {stored} is not the declared size {size}"),
         (
-            deflate & (size > _deflate_bound(stored)),
+            deflate & (size > stored * 1032 + 64),  # at most 258 bytes come of two bits
             "declared size {size} cannot come out of {stored} deflated bytes",
         ),
     )

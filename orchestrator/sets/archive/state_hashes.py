@@ -64,9 +64,10 @@ where a compile is required, early return on failure."""
 _CAPTURE_REPLAY: Final = 0x8  # VK_SAMPLER_CREATE_DESCRIPTOR_BUFFER_CAPTURE_REPLAY_BIT_EXT
 _DERIVATIVE: Final = 0x4
 _LIBRARY: Final = 0x800
-_VERTEX_INPUT, _PRE_RASTERIZATION, _FRAGMENT_SHADER, _FRAGMENT_OUTPUT = 1, 2, 4, 8
+# VkGraphicsPipelineLibraryFlagsEXT
+VERTEX_INPUT, PRE_RASTERIZATION, FRAGMENT_SHADER, FRAGMENT_OUTPUT = 1, 2, 4, 8
 ALL_PARTS: Final = 15
-_TESSELLATION_STAGES: Final = 0x2 | 0x4
+TESSELLATION_STAGES: Final = 0x2 | 0x4
 _MESH_STAGES: Final = 0x40 | 0x80
 _UNUSED_ATTACHMENT: Final = 0xFFFFFFFF
 _SAMPLER_TYPES: Final = (0, 1)  # VK_DESCRIPTOR_TYPE_SAMPLER, VK_DESCRIPTOR_TYPE_COMBINED_IMAGE_SAMPLER
@@ -449,25 +450,25 @@ def _sample_locations(value: Any, words: list[int], context: _Context) -> None:
 
 
 def _rendering_formats(value: Any, words: list[int], context: _Context) -> None:
-    formats = context.parts & _FRAGMENT_OUTPUT
+    formats = context.parts & FRAGMENT_OUTPUT
     colors, depth, stencil = _described_formats(value, context)
     if formats:
         words.append(len(colors))
-    if context.parts & ~_VERTEX_INPUT:
-        words.append(value.viewMask if context.described & ~_VERTEX_INPUT else 0)
+    if context.parts & ~VERTEX_INPUT:
+        words.append(value.viewMask if context.described & ~VERTEX_INPUT else 0)
     if formats:
         words.extend(each & _MASK for each in colors)
         words += (depth & _MASK, stencil & _MASK)
 
 
 def _described_formats(value: Any, context: _Context) -> tuple[Sequence[int], int, int]:
-    if context.described & _FRAGMENT_OUTPUT:
+    if context.described & FRAGMENT_OUTPUT:
         return value.pColorAttachmentFormats or (), value.depthAttachmentFormat, value.stencilAttachmentFormat
     return (), 0, 0
 
 
 def _custom_resolve_formats(value: Any, words: list[int], context: _Context) -> None:
-    if context.render_pass or not context.parts & _FRAGMENT_OUTPUT:
+    if context.render_pass or not context.parts & FRAGMENT_OUTPUT:
         words.append(0)
         return
     colors, depth, stencil = _described_formats(value, context)
@@ -523,7 +524,7 @@ def _pipeline_context(pipeline: Any, subpasses: FindSubpasses) -> _Context:
     libraries = _chained(pipeline, "VkGraphicsPipelineLibraryCreateInfoEXT")
     described = libraries[0].flags if libraries and pipeline.flags & _LIBRARY else ALL_PARTS
     parts = ALL_PARTS if _chained(pipeline, "VkPipelineCreateFlags2CreateInfo") else described
-    render_pass = bool(described & ~_VERTEX_INPUT and pipeline.renderPass)
+    render_pass = bool(described & ~VERTEX_INPUT and pipeline.renderPass)
     return _Context(states, parts, described, render_pass, subpasses)
 
 
@@ -541,7 +542,7 @@ def _subpass_use(pipeline: Any, context: _Context) -> SubpassUse:
     # VUID-VkGraphicsPipelineCreateInfo-renderPass-06590: a fragment shader library without formats has the
     # state.
     for each in _chained(pipeline, "VkGraphicsPipelineLibraryCreateInfoEXT"):
-        if each.flags & _FRAGMENT_SHADER and not each.flags & _FRAGMENT_OUTPUT:
+        if each.flags & FRAGMENT_SHADER and not each.flags & FRAGMENT_OUTPUT:
             depth_stencil = True
     return color, depth_stencil
 
@@ -549,17 +550,17 @@ def _subpass_use(pipeline: Any, context: _Context) -> SubpassUse:
 def states_read(parts: int, stages: int, use: SubpassUse, *, discard: bool) -> frozenset[str]:
     """The state members of a graphics pipeline that the driver reads; it ignores the others."""
     color, depth_stencil = use
-    vertices = parts & _VERTEX_INPUT and not stages & _MESH_STAGES
+    vertices = parts & VERTEX_INPUT and not stages & _MESH_STAGES
     rasterized = 0 if discard else parts
     read = {
-        "pRasterizationState": parts & _PRE_RASTERIZATION,
+        "pRasterizationState": parts & PRE_RASTERIZATION,
         "pVertexInputState": vertices,
         "pInputAssemblyState": vertices,
-        "pTessellationState": parts & _PRE_RASTERIZATION and stages & _TESSELLATION_STAGES,
-        "pViewportState": rasterized & _PRE_RASTERIZATION,
-        "pMultisampleState": rasterized & (_FRAGMENT_SHADER | _FRAGMENT_OUTPUT),
-        "pDepthStencilState": rasterized & _FRAGMENT_SHADER and depth_stencil,
-        "pColorBlendState": rasterized & _FRAGMENT_OUTPUT and color,
+        "pTessellationState": parts & PRE_RASTERIZATION and stages & TESSELLATION_STAGES,
+        "pViewportState": rasterized & PRE_RASTERIZATION,
+        "pMultisampleState": rasterized & (FRAGMENT_SHADER | FRAGMENT_OUTPUT),
+        "pDepthStencilState": rasterized & FRAGMENT_SHADER and depth_stencil,
+        "pColorBlendState": rasterized & FRAGMENT_OUTPUT and color,
     }
     return frozenset(name for name, is_read in read.items() if is_read)
 
@@ -567,10 +568,10 @@ def states_read(parts: int, stages: int, use: SubpassUse, *, discard: bool) -> f
 def _counted_states(pipeline: Any, context: _Context) -> dict[str, Any]:
     parts = context.described
     stages = 0
-    if parts & (_PRE_RASTERIZATION | _FRAGMENT_SHADER):
+    if parts & (PRE_RASTERIZATION | FRAGMENT_SHADER):
         for stage in pipeline.pStages or ():
             stages |= stage.stage
-    rasterization = pipeline.pRasterizationState if parts & _PRE_RASTERIZATION else None
+    rasterization = pipeline.pRasterizationState if parts & PRE_RASTERIZATION else None
     discard = (
         rasterization is not None
         and rasterization.rasterizerDiscardEnable == 1
@@ -596,13 +597,13 @@ STATES: Final = (
 
 def _graphics(pipeline: Any, words: list[int], outer: _Context) -> None:
     context = _pipeline_context(pipeline, outer.subpasses)
-    shaders = bool(context.described & (_PRE_RASTERIZATION | _FRAGMENT_SHADER))
+    shaders = bool(context.described & (PRE_RASTERIZATION | FRAGMENT_SHADER))
     stages = pipeline.pStages or () if shaders else ()
     _flags(pipeline, words, context)
     _base(pipeline, words, context)
     _write_long(pipeline.layout if shaders else 0, words)
     _write_long(pipeline.renderPass if context.render_pass else 0, words)
-    words += (pipeline.subpass if context.described & ~_VERTEX_INPUT else 0, len(stages))
+    words += (pipeline.subpass if context.described & ~VERTEX_INPUT else 0, len(stages))
     if pipeline.pDynamicState is None:
         words.append(0)
     else:

@@ -27,15 +27,19 @@ from orchestrator.registry import registry
 from orchestrator.sets.archive.hashes import module_hash
 from orchestrator.sets.archive.modules import encode_module
 from orchestrator.sets.archive.reader import MemoryRecords
-from orchestrator.sets.archive.state_hashes import SubpassUse, state_hash, subpass_uses
-from orchestrator.sets.authoring.encoders import (
+from orchestrator.sets.archive.state_hashes import (
     ALL_PARTS,
-    FRAGMENT_OUTPUT_INTERFACE,
+    FRAGMENT_OUTPUT,
     FRAGMENT_SHADER,
+    PRE_RASTERIZATION,
+    VERTEX_INPUT,
+    SubpassUse,
+    state_hash,
+    subpass_uses,
+)
+from orchestrator.sets.authoring.encoders import (
     MESH_STAGE,
     MOST_DIGITS,
-    PRE_RASTERIZATION_SHADERS,
-    VERTEX_INPUT_INTERFACE,
     Attachments,
     Flags,
     Members,
@@ -399,9 +403,9 @@ class PipelineSetBuilder:
         drawn, formats = self._drawn(parts, rendering)
         bits = reduce(or_, self._stage_bits("VkGraphicsPipelineCreateInfo", stages), 0)
         encoded_stages = [encode_stage(each, self.interface(each.module), where) for each in stages]
-        if parts & PRE_RASTERIZATION_SHADERS and not bits & (1 | MESH_STAGE):
+        if parts & PRE_RASTERIZATION and not bits & (1 | MESH_STAGE):
             raise ManifestError(f"{where}: a vertex or mesh shader is needed")
-        if layout == "auto" and not libraries and not parts & (PRE_RASTERIZATION_SHADERS | FRAGMENT_SHADER):
+        if layout == "auto" and not libraries and not parts & (PRE_RASTERIZATION | FRAGMENT_SHADER):
             layout = None  # its parts need none
         chosen = self._layout(layout, stages, libraries)
         document = self._pipeline(number, chosen)
@@ -416,7 +420,7 @@ class PipelineSetBuilder:
             raise ManifestError(
                 f"{where}: all parts are linked, so the state {sorted(given)} would be ignored"
             )
-        if parts & VERTEX_INPUT_INTERFACE and not bits & MESH_STAGE:
+        if parts & VERTEX_INPUT and not bits & MESH_STAGE:
             document["vertexInputState"] = self._vertex_input(vertex_input, stages)
         if encoded_stages:
             document["stages"] = encoded_stages
@@ -541,11 +545,11 @@ class PipelineSetBuilder:
             if not isinstance(rendering, Rendering):
                 raise ManifestError(f"{self.where}: Rendering or Subpass is expected, not {rendering!r}")
             drawn, _ = rendering.encoded(self.where)
-            if not parts & FRAGMENT_OUTPUT_INTERFACE:
+            if not parts & FRAGMENT_OUTPUT:
                 # Formats belong to the output part; other parts use only the structure's view mask.
                 rendering = Rendering(view_mask=rendering.view_mask)
             return drawn, rendering.encoded(self.where)[1]
-        if parts & (PRE_RASTERIZATION_SHADERS | FRAGMENT_SHADER | FRAGMENT_OUTPUT_INTERFACE):
+        if parts & (PRE_RASTERIZATION | FRAGMENT_SHADER | FRAGMENT_OUTPUT):
             raise ManifestError(f"{self.where}: give a render pass, or rendering formats")
         return Attachments(0, depth=False, stencil=False), None
 

@@ -15,7 +15,12 @@ from attrs import Factory, evolve, frozen
 
 from orchestrator.errors import ManifestError
 from orchestrator.registry import registry
-from orchestrator.sets.archive.state_hashes import states_read
+from orchestrator.sets.archive.state_hashes import (
+    ALL_PARTS,
+    FRAGMENT_OUTPUT,
+    TESSELLATION_STAGES,
+    states_read,
+)
 from orchestrator.sets.authoring.names import enum_number, flags_number, snake_case, unknown
 from orchestrator.sets.authoring.structures import (
     encode_chain,
@@ -31,14 +36,10 @@ Specialization = Mapping[int | str, bool | int | float]
 Members = Mapping[str, object]
 Flags = str | int | Sequence[str | int]
 
-# VkGraphicsPipelineLibraryFlagsEXT
-VERTEX_INPUT_INTERFACE, PRE_RASTERIZATION_SHADERS, FRAGMENT_SHADER, FRAGMENT_OUTPUT_INTERFACE = 1, 2, 4, 8
-ALL_PARTS: Final = 15
 MESH_STAGE: Final = 0x80
 MOST_DIGITS: Final = 10
 """Of a 32-bit number."""
 _UNUSED: Final = 0xFFFFFFFF
-_TESSELLATION_STAGES: Final = 2 | 4
 _MOST_SETS: Final = 256  # VkPhysicalDeviceLimits::maxBoundDescriptorSets is 4 to 32 on desktop drivers
 
 _CONSTANT_FORMATS: Final = {
@@ -335,14 +336,14 @@ def _wanted(state: Members, dynamic: set[int], stages: int, attachments: Attachm
     discard = bool(state.get("rasterizer_discard_enable")) and _DYNAMIC_DISCARD not in dynamic
     # VUID-VkGraphicsPipelineCreateInfo-renderPass-06590: a fragment shader library for dynamic rendering does
     # not know its formats, so it always needs the state.
-    unknown_formats = attachments.dynamic and not parts & FRAGMENT_OUTPUT_INTERFACE
+    unknown_formats = attachments.dynamic and not parts & FRAGMENT_OUTPUT
     use = bool(attachments.colors), attachments.depth or attachments.stencil or unknown_formats
     read = {*states_read(parts, stages, use, discard=discard), *(["pDynamicState"] if dynamic else [])}
     return {name[1].lower() + name[2:] for name in read}
 
 
 def _defaults(stages: int, attachments: Attachments) -> dict[str, dict[str, object]]:
-    topology = "patch_list" if stages & _TESSELLATION_STAGES else "triangle_list"
+    topology = "patch_list" if stages & TESSELLATION_STAGES else "triangle_list"
     keep = {"compare_op": "always", "compare_mask": 0xFF, "write_mask": 0xFF}
     return {
         "inputAssemblyState": {"topology": topology},

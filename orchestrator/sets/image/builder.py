@@ -367,7 +367,7 @@ class _ImageBuilder:
         keys = [each for each in layout.pSetLayouts or () if each]
         for each in keys:
             self._object("VkDescriptorSetLayout", each)
-        self._require(self._checker.descriptors.missing([self._descriptors[each] for each in keys]))
+        self._require(self._checker.set_layouts([self._descriptors[each] for each in keys]))
 
     def _ycbcr_conversion(self, sampler: Any, key: int) -> int | None:
         # The archive writes the conversion into the sampler's chain; Vulkan has it as an object of its own.

@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from orchestrator.registry import registry
+from orchestrator.sets.image.documents import stages_of
 from orchestrator.sets.needs.rules import (
     BASE,
     INDEXING,
@@ -416,14 +417,9 @@ def specialization(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates)
             )
 
 
-def compute_pipeline(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> Texts:
-    """Its stage."""
-    yield wrong_stages(_COMPUTE, [value.stage.stage])
-
-
-def ray_tracing_pipeline(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> Texts:
-    """Its stages."""
-    yield wrong_stages(_RAY_TRACING, [each.stage for each in value.pStages or ()])
+def pipeline_stages(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> Texts:
+    """The stages of a compute or ray-tracing pipeline."""
+    yield wrong_stages(type(value).__name__, [each.stage for each in stages_of(value)])
 
 
 # Arrays that may be null with a nonzero count only where dynamic states replace them: the array, its count,
@@ -476,8 +472,8 @@ def replaced_arrays(_answers: DeviceAnswers, value: Any, dynamic: DynamicStates)
 CONTEXTS: dict[str, Context] = {
     **dict.fromkeys(_REPLACED_ARRAYS, replaced_arrays),
     _GRAPHICS: graphics_pipeline,
-    _COMPUTE: compute_pipeline,
-    _RAY_TRACING: ray_tracing_pipeline,
+    _COMPUTE: pipeline_stages,
+    _RAY_TRACING: pipeline_stages,
     "VkSpecializationInfo": specialization,
     "VkPipelineInputAssemblyStateCreateInfo": input_assembly,
     "VkPipelineVertexInputStateCreateInfo": vertex_input,

@@ -93,48 +93,29 @@ def count_descriptors(value: Any) -> DescriptorCounts:
     return DescriptorCounts(bool(value.flags & _AFTER_BIND_FLAGS), counts)
 
 
-class _DescriptorBound(msgspec.Struct, frozen=True, eq=False):
-    """A limit on one device: what it counts, and its value."""
+def exceeded_limit(answers: DeviceAnswers, sets: Sequence[DescriptorCounts]) -> str | None:
+    """The first limit that the sets of a pipeline layout exceed, with both numbers; or None.
 
-    row: DescriptorLimit
-    keys: tuple[_Key, ...]
-    property: Feature
-    most: int
-
-    def count(self, counts: _Counts) -> int:
-        """What counts of the descriptors of all sets: those of all stages, or of the stage with the most."""
-        found = [counts[key] for key in self.keys if key in counts]
-        sums = [sum(each) for each in zip(*found, strict=True)] or [0]
-        return max(sums[1:], default=0) if self.row.is_per_stage() else sums[0]
-
-
-class DescriptorLimits:
-    """Checks pipeline layouts against the limits of one device; not those on dynamic buffers. Thread-safe."""
-
-    def __init__(self, answers: DeviceAnswers) -> None:
-        """Check against a device."""
-        self._answers = answers
-        self._bounds = [bound for each in DESCRIPTOR_LIMITS if (bound := self._bound(each)) is not None]
-
-    def missing(self, sets: Sequence[DescriptorCounts]) -> str | None:
-        """The first limit that the sets of a pipeline layout exceed, with both numbers; or None."""
-        several = Counter(sets)
-        plain, every = _sum(several, after_bind=False), _sum(several, after_bind=True)
-        for bound in self._bounds:
-            count = bound.count(every if bound.row.all_sets else plain)
-            if (text := limit(self._answers, *bound.property, count)) is not None:
+    Not checked are limits on dynamic buffers, and those that the device does not have.
+    """
+    several = Counter(sets)
+    plain, every = _sum(several, after_bind=False), _sum(several, after_bind=True)
+    for row in DESCRIPTOR_LIMITS:
+        names = [each for each in (row.property, row.or_property) if each is not None]
+        known = [value for each in names if isinstance(value := answers.property(*each), int)]
+        if len(known) == len(names):
+            name = names[known.index(max(known))]
+            text = limit(answers, *name, _count(row, every if row.all_sets else plain))
+            if text is not None:
                 return text
-        return None
+    return None
 
-    def _bound(self, row: DescriptorLimit) -> _DescriptorBound | None:
-        """The limit on this device; None where the device does not have the property."""
-        properties = (row.property,) if row.or_property is None else (row.property, row.or_property)
-        known = [(self._answers.property(*each), each) for each in properties]
-        most = [(value, each) for value, each in known if isinstance(value, int)]
-        if len(most) < len(known):
-            return None
-        value, name = max(most, key=lambda each: each[0])
-        return _DescriptorBound(row, _keys(row), name, value)
+
+def _count(row: DescriptorLimit, counts: _Counts) -> int:
+    """What counts of the descriptors of all sets: those of all stages, or of the stage with the most."""
+    found = [counts[key] for key in _keys(row) if key in counts]
+    sums = [sum(each) for each in zip(*found, strict=True)] or [0]
+    return max(sums[1:], default=0) if row.is_per_stage() else sums[0]
 
 
 def _sum(several: Counter[DescriptorCounts], *, after_bind: bool) -> _Counts:

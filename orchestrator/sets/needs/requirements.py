@@ -38,7 +38,7 @@ from orchestrator.sets.needs.context import (
     multiview,
 )
 from orchestrator.sets.needs.context import Malformed as Malformed
-from orchestrator.sets.needs.descriptors import DescriptorLimits
+from orchestrator.sets.needs.descriptors import DescriptorCounts, exceeded_limit
 from orchestrator.sets.needs.rules import LIMIT_RULES, RULES, DeviceAnswers, Rule, enum_numbers
 from orchestrator.sets.needs.shaders import ShaderRequirements
 from orchestrator.sets.spirv.walk import SpirvModule
@@ -264,7 +264,6 @@ class RequirementChecker:
         """Check against a device."""
         self._answers = DeviceAnswers(capabilities)
         self.shaders: Final = ShaderRequirements(self._answers)
-        self.descriptors: Final = DescriptorLimits(self._answers)
         self._plans: dict[type, _Plan] = {}
 
     @property
@@ -280,6 +279,10 @@ class RequirementChecker:
     def structure(self, value: Any) -> str | None:
         """What is missing for a structure, its members, its pNext chain, and everything below it."""
         return self._walk(value, _NO_STATES)
+
+    def set_layouts(self, sets: Sequence[DescriptorCounts]) -> str | None:
+        """What the sets of a pipeline layout exceed together."""
+        return exceeded_limit(self._answers, sets)
 
     def in_render_pass(self, pipeline: Any, render_pass: Any) -> str | None:
         """What is missing for multiview with a graphics pipeline in its subpass of a render pass."""

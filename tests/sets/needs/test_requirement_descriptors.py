@@ -17,8 +17,8 @@ from orchestrator.sets.needs.descriptors import (
     DESCRIPTOR_LIMITS,
     DescriptorCounts,
     DescriptorLimit,
-    DescriptorLimits,
     count_descriptors,
+    exceeded_limit,
     stage_bits,
 )
 from orchestrator.sets.needs.rules import DeviceAnswers, enum_numbers
@@ -59,7 +59,7 @@ def device(properties: Mapping[Feature, int]) -> Everything:
 
 
 def missing(of: Bare, *sets: DescriptorCounts) -> str | None:
-    return DescriptorLimits(DeviceAnswers(of)).missing(sets)
+    return exceeded_limit(DeviceAnswers(of), sets)
 
 
 def text(name: Feature, most: int, count: int) -> str:
