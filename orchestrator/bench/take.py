@@ -52,7 +52,7 @@ from orchestrator.bench.rows import (
 from orchestrator.bench.trace import Span, encode_trace, run_spans
 from orchestrator.children.serving import Channel
 from orchestrator.devices.device import Device, DriverObserver, DriverStep
-from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind
+from orchestrator.devices.image import KINDS, CreateInfoImage
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.opening import open_for_child
 from orchestrator.devices.request import PIPELINE_BINARIES
@@ -146,7 +146,6 @@ def take_sample(job: SampleJob) -> Sample:
             peak_memory_bytes=peak_memory(),
             compiled_latency=Latencies.of(np.concatenate(totals.compiled_ns)),
             hit_latency=Latencies.of(np.concatenate(totals.hit_ns)),
-            kinds_ns=dict(totals.kinds_ns),
             slowest=tuple(sorted(totals.slow, key=lambda each: -each.driver_ns)[:SLOWEST]),
             notes=tuple(dict.fromkeys(notes)),
         )
@@ -443,7 +442,6 @@ class _Totals:
     sums: dict[str, Any] = field(factory=Counter)
     compiled_ns: list[npt.NDArray[np.uint64]] = field(factory=list)
     hit_ns: list[npt.NDArray[np.uint64]] = field(factory=list)
-    kinds_ns: Counter[str] = field(factory=Counter)
     slow: list[SlowPipeline] = field(factory=list)
     notes: dict[str, None] = field(factory=dict)
     spans: list[Span] = field(factory=list)
@@ -456,9 +454,6 @@ class _Totals:
         compiled, hit = of.status == _COMPILED, of.status == _HIT
         self.compiled_ns.append(of.driver_ns[compiled])
         self.hit_ns.append(of.driver_ns[hit])
-        for number, kind in enumerate(PipelineKind):
-            if took := int(of.driver_ns[compiled & (of.kinds == number)].sum()):
-                self.kinds_ns[kind.value] += took
         places = np.flatnonzero(compiled)
         for place in places[np.argsort(of.driver_ns[places])[::-1][:SLOWEST]]:
             kind = KINDS[of.kinds[place]]

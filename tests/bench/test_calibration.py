@@ -76,13 +76,6 @@ def test_differences_beyond_noise_are_named_with_their_direction() -> None:
     assert "(2× [1.99, 2.01] the time, 7 pairs, noise ×1.01)" in first.words
 
 
-def test_what_noise_could_show_as_well_is_undecided_and_no_difference_is_only_what_is_tight() -> None:
-    noisy = answers(SampleTable(rows({A: 1.2, B: 1.0, INTERNAL: 1.0, ONE: 1.0}, NOISY)))
-    assert set(noisy.values()) <= {"undecided", "not measured"}
-    tight = answers(SampleTable(rows({A: 1.0, B: 1.0, INTERNAL: 1.0, ONE: 1.0})))
-    assert tight["shared cache, cold"] == tight["locking, cold"] == "no difference"
-
-
 def test_too_few_rounds_or_no_control_tell_nothing() -> None:
     few = [each for each in rows({A: 2.0, B: 1.0}) if each.round < 2]
     assert answers(SampleTable(few))["shared cache, cold"] == "not measured"

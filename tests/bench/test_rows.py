@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
 from orchestrator.bench.rows import (
     QUANTILES,
-    FailedSample,
     Latencies,
     Row,
     RowsError,
     RowWriter,
     Start,
-    arm_text,
     counted_samples,
     read_rows,
 )
@@ -36,19 +33,6 @@ def test_rows_survive_a_file(tmp_path: Path) -> None:
     assert read_rows(path) == rows
     assert counted_samples(read_rows(path)) == rows[2:]
     assert path.read_bytes().count(b"\n") == 3
-
-
-def test_a_failure_names_its_leg_also_where_it_was_written_before_legs_were(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    with RowWriter(path) as writer:
-        writer.write(msgspec.structs.replace(FAILED, control=True))
-    assert b'"control":true' in path.read_bytes()
-    (row,) = read_rows(path)
-    assert isinstance(row, FailedSample)
-    assert (row.cell, row.control) == (FAILED.cell, True)
-    assert arm_text(row) == "test, cold, 2 workers, shared (control)"
-    path.write_bytes(path.read_bytes().replace(b',"control":true', b""))
-    assert read_rows(path) == [FAILED]
 
 
 def test_rows_of_earlier_versions_call_the_start_a_temperature(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from orchestrator.bench.trace import MAIN_ROW, Span, encode_trace, events_of, join_traces
+from orchestrator.bench.trace import MAIN_ROW, Span, encode_trace
 
 SPANS = [
     Span("worker 10", "create 64", 5_000, 2_500, "call", {"pipelines": 64}),
@@ -30,15 +30,3 @@ def test_spans_become_events_on_named_rows() -> None:
     assert complete[3]["cat"] == "call"
     assert [each["args"]["name"] for each in events if each["name"] == "process_name"] == ["p"]
     assert len({each["pid"] for each in events}) == 1, "names are of the process whose rows they name"
-
-
-def test_nothing_is_a_trace_too() -> None:
-    assert [each["ph"] for each in json.loads(encode_trace([]))["traceEvents"]] == ["M"]
-
-
-def test_traces_are_joined_as_processes() -> None:
-    joined = json.loads(join_traces([events_of(encode_trace(SPANS, process=each)) for each in "ab"]))
-    events = joined["traceEvents"]
-    assert {each["pid"] for each in events} == {1, 2}
-    assert len([each for each in events if each["ph"] == "X"]) == 8
-    assert [each["args"]["name"] for each in events if each["name"] == "process_name"] == ["a", "b"]
