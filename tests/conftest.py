@@ -7,6 +7,7 @@ closed when it ends.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -51,6 +52,12 @@ def signals_are_heard() -> None:
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def the_user_keeps_nothing_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Give the default cache directory, and Mesa's, a place that goes."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture

@@ -431,19 +431,20 @@ def _one_report(
 def _remember(
     call: _Call, options: CompileOptions, directory: Path | None, report: CompileReport | None
 ) -> None:
-    """Leave what `refresh` does again, where a cache is kept: in a pack, or in its directory."""
+    """Leave what `refresh` does again, in the cache directory, where something is kept."""
     given = call.arguments
-    directory = given.out or directory
-    if directory is None or report is None or report.stopped or given.expect_hits:
+    if (directory or given.out) is None or report is None or report.stopped or given.expect_hits:
         return
     from orchestrator.stores.cache_file import cache_path
     from orchestrator.stores.compiles import RememberedCompile, remember_compile
 
-    encoded = msgspec.msgpack.encode(evolve(options, time_limit_s=None))
-    name = cache_path(directory, report.device.identity).name
-    paths = [str(Path(each).absolute()) for each in call.paths]
-    with suppress(SaveError):  # it costs only that
-        remember_compile(directory, RememberedCompile.of(paths, options.selector, encoded, name))
+    encoded = msgspec.msgpack.encode(evolve(options, time_limit_s=None, environment=()))
+    with suppress(SaveError, UsageError):  # it costs only that
+        place = usable_directory(given.cache_dir)
+        name = cache_path(place, report.device.identity).name
+        paths = [str(Path(each).absolute()) for each in call.paths]
+        done = RememberedCompile.of(paths, options.selector, encoded, name, given.out)
+        remember_compile(place, done)
 
 
 def _show_one(output: Output, report: CompileReport, clock: StageClock, *, allow_damaged: bool) -> None:
@@ -509,8 +510,8 @@ def _compile_targets(call: _Call) -> ExitCode:
                 if arguments.mode != "none" and (out is None or arguments.cache_dir is not None):
                     directory = usable_directory(arguments.cache_dir).absolute()
                 if out is not None:
-                    growing = GrowingPack.writing(out, key, targets, driver_caches=arguments.driver_cache)
-                    pack = held.enter_context(growing)
+                    fills = usable_directory(arguments.cache_dir) if arguments.driver_cache else None
+                    pack = held.enter_context(GrowingPack.writing(out, key, targets, driver_caches=fills))
                     given = pack.environments
                     options = [evolve(o, environment=given.get(o.selector, ())) for o in options]
                 stopping.enter_context(signals_held())

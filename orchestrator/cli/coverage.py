@@ -18,8 +18,9 @@ from orchestrator.cli.output import Output, key_text, path_text, seconds_text, s
 from orchestrator.cli.progress import ProgressView, progress_view
 from orchestrator.cli.stopping import run_until_signal
 from orchestrator.cli.values import archive_paths, trusted_key
-from orchestrator.errors import DeviceError
+from orchestrator.errors import DeviceError, NoDeviceError
 from orchestrator.packs.coverage import Coverage, PackCoverage, installed, require_misses
+from orchestrator.packs.driver_cache import alone
 from orchestrator.run.records import Hash
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.subset import WHOLE
@@ -89,13 +90,14 @@ def _looked_up(whole: PackCoverage, noted: Coverage, paths: list[str], view: Pro
         with installed(whole.pack, noted.target) as (directory, options):
             told = {"cache_directory": directory, "on_stage": view.stage, "on_progress": view.progress}
             if options.environment:
-                elsewhere = tuple(each for each in options.environment if each[0] == "MESA_SHADER_CACHE_DIR")
-                alone = evolve(options, environment=elsewhere)
-                require_misses(run_until_signal(partial(IN_TURN.compile, paths, alone, **told)))
+                empty = evolve(options, environment=alone(options.environment))
+                require_misses(run_until_signal(partial(IN_TURN.compile, paths, empty, **told)))
             report = run_until_signal(partial(IN_TURN.compile, paths, options, **told))
         return whole.run(noted.target, report)
-    except (PackError, DeviceError) as error:
+    except NoDeviceError as error:
         return evolve(noted, problem=str(error))
+    except (PackError, DeviceError) as error:
+        return Coverage(noted.target, noted.pipelines, problem=f"not proven: {error}")
 
 
 def _show(output: Output, pack: Path, found: Sequence[Coverage]) -> None:

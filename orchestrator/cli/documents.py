@@ -348,6 +348,7 @@ class RefreshedCompile(Record, frozen=True, kw_only=True):
 
     set: tuple[str, ...]  # Paths of its archives.
     selector: str  # Selector of its device; "" for the first one.
+    pack: str = ""  # Path of the pack that it is for; "" where the cache directory keeps it.
     # "needed": it does not fit, and was not compiled yet. "left": its set or its device is not there.
     outcome: Literal["fits", "needed", "compiled", "failed", "left"]
     detail: str = ""  # Why, or how many pipelines.

@@ -21,13 +21,14 @@ from orchestrator.cli.output import Output, Style, path_text, plural, styled
 from orchestrator.cli.stopping import run_until_signal
 from orchestrator.cli.values import named_directory, signing_key, time_limit_seconds
 from orchestrator.devices.listing import list_one
+from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import NoDeviceError, OrchestratorError, shell_text, shown
 from orchestrator.packs.growing import GrowingPack
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport
+from orchestrator.sets.opening import open_paths
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.compiles import RememberedCompile, remember_compile, remembered_compiles
-from orchestrator.stores.pack import is_pack
 from orchestrator.supervise.targets import IN_TURN, TargetResult
 
 if TYPE_CHECKING:
@@ -75,15 +76,15 @@ def refresh_verb(
 ) -> int:
     """Compile again what was compiled before and does not fit the present drivers any more.
 
-    `compile` remembers in the cache directory which set it compiled for which device, and with which options.
-    After an update of a driver this verb does the same again, into a cache file of the new driver. A pack
-    remembers that too: with `--cache-dir PACK` it grows by what the new driver made, and keeps the rest.
+    `compile` remembers in the cache directory which set it compiled for which device, with which options, and
+    for which pack. After an update of a driver this verb does the same again, into a cache file of the new
+    driver; a pack keeps what it has of other drivers.
 
     **EXAMPLES**
 
         orchestrator refresh --dry-run
         orchestrator refresh --idle --time 10m
-        orchestrator refresh --cache-dir ship --sign team.key
+        orchestrator refresh --sign team.key
         orchestrator refresh --idle --time 1h --systemd
 
     Args:
@@ -114,6 +115,7 @@ def _refresh(directory: Path, out: Output, limit_s: float, key: SigningKey | Non
         out.line(
             styled(f"{done[-1].outcome:9}", _STYLES.get(done[-1].outcome, "warn")),
             f"{' '.join(done[-1].set)} for {each.selector or 'the first device'}",
+            f" in {done[-1].pack}" if done[-1].pack else "",
             f": {done[-1].detail}" if done[-1].detail else "",
         )
     out.document(lambda: RefreshDocument(compiles=tuple(done)))
@@ -128,8 +130,11 @@ def _refreshed(
     directory: Path, was: RememberedCompile, present: dict[str, str], ends_s: float, key: SigningKey | None
 ) -> RefreshedCompile:
     """What becomes of a compile; `present` has names of cache files by selector, and gets more."""
-    told = partial(RefreshedCompile, set=tuple(map(path_text, was.set_paths)), selector=was.selector)
-    if lost := next((each for each in was.set_paths if not Path(each).exists()), None):
+    pack = os.fsdecode(was.pack)
+    paths = tuple(map(path_text, was.set_paths))
+    told = partial(RefreshedCompile, set=paths, selector=was.selector, pack=path_text(pack))
+    needed = filter(None, (*was.set_paths, pack))
+    if lost := next((each for each in needed if not Path(each).exists()), None):
         return told(outcome="left", detail=f"{path_text(lost)} is not there any more")
     try:
         if was.selector not in present:
@@ -140,10 +145,7 @@ def _refreshed(
             return told(outcome="needed", detail=f"it was compiled into {was.cache_file}")
         options = msgspec.msgpack.decode(was.options, type=CompileOptions)
         options = evolve(options, time_limit_s=left_s if left_s < math.inf else None)
-        if is_pack(directory):
-            report = _into_pack(directory, was, options, key)
-        else:
-            report = _compiled(directory, was, options)
+        report = _into_pack(directory, was, options, key) if was.pack else _compiled(directory, was, options)
         if report.stopped:
             why = "the time limit was reached" if report.out_of_time else "the device was lost"
             return told(outcome="needed", detail=why)
@@ -151,7 +153,8 @@ def _refreshed(
     except NoDeviceError as error:
         return told(outcome="left", detail=str(error))
     except (OrchestratorError, msgspec.MsgspecError) as error:
-        return told(outcome="failed", detail=shown(str(error)))
+        step = getattr(error, "next_step", "")
+        return told(outcome="failed", detail=shown("; ".join(filter(None, (str(error), step)))))
     counts = report.outcomes
     detail = f"{counts.compiled:,} compiled, {counts.cache_hits:,} cache hits, {counts.failed:,} failed"
     return told(outcome="failed" if counts.failed else "compiled", detail=detail)
@@ -164,11 +167,17 @@ def _compiled(directory: Path, was: RememberedCompile, options: CompileOptions) 
 def _into_pack(
     directory: Path, was: RememberedCompile, options: CompileOptions, key: SigningKey | None
 ) -> CompileReport:
-    named, has_driver_cache = [was.selector], bool(options.environment)
-    with GrowingPack.writing(directory, key, named, driver_caches=has_driver_cache) as pack:
-        again = evolve(options, environment=pack.environments.get(was.selector, ()))
-        report = _compiled(directory, was, again)
-        pack.finish([TargetResult(was.selector, report)])
+    path, result = Path(os.fsdecode(was.pack)), TargetResult(was.selector)
+    with open_paths(was.set_paths):  # before the pack is touched
+        pass
+    fills = directory if options.mode is CacheMode.NONE else None
+    with GrowingPack.writing(path, key, [was.selector], driver_caches=fills) as pack:
+        try:
+            again = evolve(options, environment=pack.environments.get(was.selector, ()))
+            report = _compiled(path, was, again)
+            result = evolve(result, report=report)
+        finally:
+            pack.finish([result])
         for problem in pack.problems.values():
             raise problem
     return report

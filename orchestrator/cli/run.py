@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from orchestrator.cli.application import DeviceSelector, JsonFlag, TrustedKey
 from orchestrator.cli.documents import RunDocument
 from orchestrator.cli.errors import UsageError
-from orchestrator.cli.output import Output, path_text
+from orchestrator.cli.output import Output, path_text, styled
 from orchestrator.cli.values import trusted_key
+from orchestrator.errors import shell_text
 from orchestrator.packs.driver import pack_driver
-from orchestrator.packs.driver_cache import mesa_directory, offered
-from orchestrator.stores.files.atomic_file import check_directory
-from orchestrator.stores.pack import MANIFEST, Pack, PackError, is_pack
+from orchestrator.packs.driver_cache import READ_ONLY, mesa_directory, offered
+from orchestrator.stores.files.atomic_file import distrust_directory, likely_cause
+from orchestrator.stores.pack import Pack, PackError, is_pack
+
+if TYPE_CHECKING:
+    from orchestrator.stores.signing import PublicKey
 
 
 def run_verb(
@@ -41,35 +47,71 @@ def run_verb(
         command: The program and its arguments, after `--`. Without one, the variables are shown, to be set
             otherwise.
     """
-    output, packs = Output(json=json), _packs(directory, trust)
+    output, own = Output(json=json), mesa_directory()
+
+    def leave_out(error: PackError) -> None:
+        output.message(styled("left out: ", "warn"), str(error))
+
+    packs = _packs(directory, trust, leave_out)
+    try:
+        own.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        said = f"{path_text(own)}: {likely_cause(error)}; without a directory of its own, Mesa reads no cache"
+        raise UsageError(said, "set MESA_SHADER_CACHE_DIR or XDG_CACHE_HOME") from None
     with pack_driver(device) as opened:
-        variables = dict(offered(packs, opened.device, mesa_directory()))
+        given = offered(
+            packs,
+            opened.device,
+            own,
+            before=os.environ.get(READ_ONLY, ""),
+            on_problem=leave_out if len(packs) > 1 else None,
+        )
+    variables = {name: os.fsdecode(value) for name, value in given}
     if command:
-        try:
-            code = subprocess.run(command, env=os.environ | variables, check=False).returncode
-        except OSError as error:
-            raise UsageError(f"{command[0]}: cannot be started: {error.strerror}", "check the path") from None
-        return code if code >= 0 else 128 - code  # as a shell says which signal ended it
+        _become(command, os.environ | variables)
     output.document(
         lambda: RunDocument(
             directory=path_text(directory),
             device_name=opened.device.device_name,
             driver=opened.device.driver,
-            variables=variables,
+            variables={name: path_text(value) for name, value in variables.items()},
         )
     )
     for name, value in variables.items():
-        output.line(f"{name}={value}")
+        output.line(f"{name}={shell_text(value)}")
     return 0
 
 
-def _packs(directory: Path, trust: Path | None) -> list[Pack]:
+def _become(command: tuple[str, ...], environment: Mapping[str, str]) -> NoReturn:
+    """Let the program take the place of this process: its signals and its exit code are its own."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        os.execvpe(command[0], command, environment)  # noqa: S606 - it is what the user named
+    except OSError as error:
+        raise UsageError(f"{command[0]}: cannot be started: {error.strerror}", "check the path") from None
+
+
+def _packs(directory: Path, trust: Path | None, on_problem: Callable[[PackError], None]) -> list[Pack]:
+    """The packs there; of several, those that can be used."""
     key = trusted_key(trust)
-    found = [directory] if is_pack(directory) else sorted(filter(is_pack, directory.glob("*")))
+    inside = (each for each in sorted(directory.glob("[!.]*")) if not each.is_symlink())
+    found = [directory] if is_pack(directory) else list(filter(is_pack, inside))
     if not found:
-        raise PackError(directory, "no pack, and none in it", "name what `compile --out` wrote, or `install`")
-    for each in found if key is None else ():
-        # Whoever else may write there chooses what the program runs.
-        if reason := check_directory(each / MANIFEST):
-            raise PackError(each, reason, "name the public key of who signed it (--trust)")
-    return [Pack.open(each, key) for each in found]
+        step = "name what `compile --driver-cache --out` wrote; or delivered/NAME of the cache directory"
+        raise PackError(directory, "no pack, and none in it", step)
+    packs = []
+    for each in found:
+        try:
+            packs.append(_opened(each, key))
+        except PackError as error:
+            if len(found) == 1:
+                raise
+            on_problem(error)
+    return packs or [_opened(found[0], key)]
+
+
+def _opened(directory: Path, key: PublicKey | None) -> Pack:
+    # Whoever else may write there chooses what the program runs.
+    if key is None and (reason := distrust_directory(directory)):
+        raise PackError(directory, reason, "name the public key of who signed it (--trust)")
+    return Pack.open(directory, key)

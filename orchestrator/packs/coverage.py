@@ -16,12 +16,12 @@ from attrs import evolve, frozen
 
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.request import DeviceRequest, OtherFeatures
-from orchestrator.errors import DeviceError, shown
+from orchestrator.errors import DeviceError, NoDeviceError, shown
 from orchestrator.packs import driver
 from orchestrator.packs.driver_cache import offered
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import NOT_FOUND, CompileReport
-from orchestrator.stores.pack import Pack, PackError, PackNotes, PackTarget
+from orchestrator.stores.pack import Pack, PackNotes, PackTarget
 from orchestrator.stores.run_notes import Keys
 
 
@@ -80,7 +80,7 @@ class PackCoverage:
 
     def run(self, target: PackTarget, report: CompileReport) -> Coverage:
         """What a target has by the report of a compile where it is `installed`."""
-        names = [each.key for each in report.failed if each.reason.startswith(NOT_FOUND)]
+        names = [each.key for each in report.failed if any(why in each.reason for why in NOT_FOUND)]
         missing, counts = np.unique(np.array(names, np.uint64)), report.outcomes
         found = self._coverage(target, held=counts.cache_hits, missing=missing)
         if report.stopped or counts.not_run:
@@ -129,18 +129,19 @@ def installed(pack: Pack, target: PackTarget) -> Iterator[tuple[Path, CompileOpt
         The directory, and the options that look a set up there.
 
     Raises:
-        PackError: It is damaged, or the driver here is another build than the target's.
-        DeviceError: There is no such device.
+        NoDeviceError: There is no such device, or the driver here is another build than the target's.
+        PackError: It is damaged.
+        DeviceError: The driver refused it.
     """
     with TemporaryDirectory(prefix="orchestrator-coverage-") as name:
         device, done = driver.install(pack, target.selector, Path(name))
         if done.target < 0 or pack.manifest.targets[done.target] != target:
-            raise PackError(pack.directory, f"{target.name}: the driver here is another build")
+            raise NoDeviceError(f"{target.name}: the driver here is another build")
         options = CompileOptions(selector=target.selector, mode=CacheMode.SHARED, expect_hits=True)
         if target.cache is None and target.binaries is not None:
             options = evolve(options, mode=CacheMode.BINARIES)
         elif target.cache is None:
-            variables = offered([pack], device, Path(name))
+            variables = offered([pack], device, Path(name) / "own")
             options = evolve(options, mode=CacheMode.NONE, driver_caches=True, environment=variables)
         yield Path(name), options
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
-from attrs import frozen
+from attrs import evolve, frozen
 from msgspec.structs import replace
 
 from orchestrator.errors import shell_text
@@ -279,30 +279,44 @@ def _fetched_pack(
     if identity not in component.identities:
         return 0, None
     ensure_directory(place)
-    fetched = _fetched(source, place / MANIFEST, component.size, component.sha256)
+    manifest = _staged(source, place / MANIFEST, component.size, component.sha256)
     try:
-        pack = Pack.open(place, trust)
+        pack = Pack.of(place, read_capped(manifest.at, component.size), trust)
     except PackError as error:
-        (place / MANIFEST).unlink()
+        manifest.at.unlink()
         raise DeliveryError(source.path_of(f"{_FILES}/{component.sha256}"), error.reason) from None
     if (target := pack.manifest.target_of(identity)) is None or not target.has_data:
-        return fetched, None
-    fetched += sum(_fetched(source, place / each.name, each.size, each.sha256) for each in target.files)
-    for each in pack.strays():  # of earlier releases
+        return manifest.fetched, None
+    staged = [_staged(source, place / each.name, each.size, each.sha256) for each in target.files]
+    try:
+        for each in (*staged, manifest):  # until then the pack is the one before
+            files().rename(each.at, each.path)
+    except OSError as error:
+        raise SaveError(place, "putting what was fetched in place", likely_cause(error)) from error
+    for stray in pack.strays():  # of earlier releases
         with suppress(OSError):
-            (place / each).unlink()
-    return fetched, pack
+            (place / stray).unlink()
+    return manifest.fetched + sum(each.fetched for each in staged), pack
 
 
-def _fetched(source: Source, path: Path, size: int, sha256: str) -> int:
-    """Bytes that were transferred: none where the file is here. It appears once it is proven."""
-    with suppress(ReadError):
-        if hashlib.sha256(read_capped(path, size)).hexdigest() == sha256:
-            return 0
+@frozen
+class _Staged:
+    """A file that is here and proven, at its place or beside it; and how many bytes were transferred."""
+
+    path: Path
+    at: Path
+    fetched: int = 0
+
+
+def _staged(source: Source, path: Path, size: int, sha256: str) -> _Staged:
     name, part = f"{_FILES}/{sha256}", path.with_name(f".{sha256}.part")
+    for at in (path, part):
+        with suppress(ReadError):
+            if hashlib.sha256(read_capped(at, size)).hexdigest() == sha256:
+                return _Staged(path, at)
     try:
         with os.fdopen(os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "r+b") as sink:
-            if sink.seek(0, os.SEEK_END) > size:
+            if sink.seek(0, os.SEEK_END) >= size:
                 sink.truncate(0)
             kept = sink.seek(0, os.SEEK_END)
             fetched = fill(source, name, sink, size)
@@ -311,8 +325,7 @@ def _fetched(source: Source, path: Path, size: int, sha256: str) -> int:
             is_proven = hashlib.file_digest(sink, "sha256").hexdigest() == sha256
             os.fsync(sink.fileno())
         if is_proven:
-            files().rename(part, path)
-            return fetched
+            return _Staged(path, part, fetched)
         part.unlink()
     except DeliveryError:
         if not part.stat().st_size:
@@ -321,5 +334,6 @@ def _fetched(source: Source, path: Path, size: int, sha256: str) -> int:
     except OSError as error:
         raise SaveError(path, "writing what was fetched", likely_cause(error)) from error
     if kept:  # by a server that sent something else, or by a disk that lost it
-        return fetched + _fetched(source, path, size, sha256)
+        again = _staged(source, path, size, sha256)
+        return evolve(again, fetched=again.fetched + fetched)
     raise DeliveryError(source.path_of(name), "it is not what was published: its hash is another")

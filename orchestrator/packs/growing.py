@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final, Self
 
-import numpy as np
 from attrs import define, field
 from msgspec.structs import replace
 
@@ -23,7 +22,7 @@ from orchestrator.devices.families import SELECTOR, one_spelling
 from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.packs.driver import Install, Installed, pack_driver
-from orchestrator.packs.driver_cache import Variables, filled_files, filling
+from orchestrator.packs.driver_cache import Variables, filled_files, filling, filling_folder
 from orchestrator.run.binaries import state_key
 from orchestrator.run.records import CompileReport, OutcomeStatus, plain_text
 from orchestrator.stores.binary_export import device_export, join_exports, prove_export
@@ -145,7 +144,8 @@ class GrowingPack:
     writer: PackWriter
     selectors: tuple[str, ...]
     _pack: Pack
-    # with which variables the process of a target fills the driver's own cache, by selector
+    driver_caches: Path | None = None  # the cache directory in which drivers fill their own; None: not for it
+    # with which variables the process of a target does that, by selector
     environments: dict[str, Variables] = field(factory=dict)
     # why what was compiled for a target is not in the pack, by selector; after `finish`
     problems: dict[str, PackError | SaveError] = field(factory=dict)
@@ -161,25 +161,31 @@ class GrowingPack:
         key: SigningKey | None,
         selectors: Sequence[str],
         *,
-        driver_caches: bool = False,
+        driver_caches: Path | None = None,
     ) -> Self:
         """Begin with what is in a directory, which is created where it is missing.
 
-        With `driver_caches`, what mode none leaves in the driver's own cache is for the pack.
+        With `driver_caches`, a cache directory, it takes what mode none leaves in the drivers' own caches.
 
         Raises:
-            PackError: Others may write it, or its manifest is damaged, or not signed with this key; or
-                nothing can be added to its driver caches.
+            PackError: Others may write it, or its manifest is damaged, or not signed with this key; it has
+                caches of the other kind; or nothing can be added to its driver caches.
             SaveError: It cannot be written.
         """
         writer = PackWriter(directory, key)
-        pack = cls(writer, tuple(selectors), _earlier(directory, key), running=set(selectors))
+        earlier = _earlier(directory, key)
+        pack = cls(writer, tuple(selectors), earlier, driver_caches, running=set(selectors))
+        with_data = [each for each in earlier.manifest.targets if each.as_it_was.has_data]
+        if any(bool(each.as_it_was.driver_cache) is (driver_caches is None) for each in with_data):
+            why = "a pack has drivers' own caches (--driver-cache) or others, and never both"
+            raise PackError(directory, why, "name another --out, and publish both packs")
         pack._take_over(pack._pack.manifest.targets)
         writer.prepare()
         writer.sweep()
-        for each in selectors if driver_caches else ():
-            with suppress(DeviceError):  # which its compile will say
-                pack.environments[each] = filling(pack._pack, each)
+        if driver_caches is not None:
+            for each in selectors:
+                with suppress(DeviceError):  # which its compile will say
+                    pack.environments[each] = filling(earlier, each, driver_caches)
         pack._write()
         return pack
 
@@ -191,7 +197,7 @@ class GrowingPack:
         key: SigningKey | None,
         selectors: Sequence[str],
         *,
-        driver_caches: bool = False,
+        driver_caches: Path | None = None,
     ) -> Iterator[Self]:
         """`begin`, as the only process that writes the pack during the block.
 
@@ -199,7 +205,8 @@ class GrowingPack:
             PackError: As `begin`; or another process writes it.
             SaveError: It cannot be written.
         """
-        otherwise = "name another --out, and put both together with `orchestrator merge`"
+        both = "put both together with `orchestrator merge`" if driver_caches is None else "publish both"
+        otherwise = f"name another --out, and {both}"
         with PackWriter(directory, key).alone(otherwise):
             yield cls.begin(directory, key, selectors, driver_caches=driver_caches)
 
@@ -263,7 +270,7 @@ class GrowingPack:
                 files, kept, holds_earlier = self._kept_binaries(report, before)
                 empty = "no binaries"
             case CacheMode.NONE:
-                files, holds_earlier = self._kept_driver_cache(report, before), True
+                files, holds_earlier = self._kept_driver_cache(report), True
             case _:
                 files, kept, holds_earlier = self._kept_cache(selector, report, before)
         own = part_of(report, kept)
@@ -344,29 +351,22 @@ class GrowingPack:
         file = self.writer.add(path.name, content, len(states))
         return (file, *self.writer.add_notes(cache_file.name, notes)), kept, holds_earlier
 
-    def _kept_driver_cache(self, report: CompileReport, before: PackTarget) -> tuple[PackedFile, ...]:
-        """The files of the driver's own cache, which only grow, and notes of what was compiled into them."""
+    def _kept_driver_cache(self, report: CompileReport) -> tuple[PackedFile, ...]:
+        """The files of the driver's own cache, which only grow."""
         identity = report.device.identity
         stem = cache_path(self.writer.directory, identity).stem
-        filled = filled_files(self.writer.directory, ProfileIdentity.of(identity))
-        if not filled:
+        folder = self.driver_caches and filling_folder(
+            self.driver_caches, self.writer.directory, ProfileIdentity.of(identity)
+        )
+        if not folder or not (filled := filled_files(folder)):
             why = f"{driver_words(identity)} wrote no cache of its own"
             raise PackError(self.writer.directory, why, "use a driver of Mesa's that has a disk cache")
-        compiled = {each.key: int(each.driver_ns) for each in report.of_status(OutcomeStatus.COMPILED)}
-        own = PackNotes(
-            timed=np.array([*compiled], np.uint64),
-            times_ns=np.array([*compiled.values()], np.int64),
-            held=np.unique(np.array(_created(report), np.uint64)),
-        )
-        had = PackNotes()
-        with suppress(PackError):
-            had = self._pack.read_notes(before)
-        notes = PackNotes.joined([had, own]) if len(had.held) else own
-        if before.cache is not None:
-            notes = replace(notes, held=had.held)
-        names = [stem + end for end in DRIVER_CACHE_SUFFIXES]
-        files = [self.writer.add(n, f.read_bytes()) for n, f in zip(names, filled, strict=True)]
-        return (*files, *self.writer.add_notes(f"{stem}.foz", notes))
+        files = []
+        for suffix, each in zip(DRIVER_CACHE_SUFFIXES, filled, strict=True):
+            if (content := self.writer.content(each)) is None:
+                raise PackError(each, "there is no such file", "remove its folder, and compile again")
+            files.append(self.writer.add(stem + suffix, content))
+        return tuple(files)
 
     def _add_earlier(self, selector: str, before: PackTarget, cache_file: Path) -> bool:
         """Have the driver add the cache that the pack had to one elsewhere, which then takes its place.

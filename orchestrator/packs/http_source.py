@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Final
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
@@ -18,17 +18,18 @@ from orchestrator.packs.fetching import CutError, DeliveryError, FetchLimits, Fi
 from orchestrator.version import VERSION
 
 _REDIRECTS: Final = 3
+_REFUSALS: Final = {
+    404: "it is not there",
+    407: "the proxy wants another name or password",
+    416: "it is shorter than the release says",
+}
 _HEADERS: Final = {"Accept-Encoding": "identity", "User-Agent": f"orchestrator/{VERSION}"}
 
 
 def http_source(address: str, limits: FetchLimits | None = None) -> Source:
     """The files below an address, http or https, through the proxy that the environment names for it."""
     address, limits = address.rstrip("/"), limits or FetchLimits()
-    parts = urlsplit(address)
-    proxy = None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
-    pool = urllib3.PoolManager(retries=False, timeout=limits.wait_s)
-    if proxy:
-        pool = urllib3.ProxyManager(proxy, retries=False, timeout=limits.wait_s)
+    pool = _pool(address, limits)
 
     @contextmanager
     def opened(name: str, start: int) -> Iterator[FileStream]:
@@ -41,6 +42,21 @@ def http_source(address: str, limits: FetchLimits | None = None) -> Source:
             raise CutError(why[:200].strip()) from error
 
     return Source(address, opened, limits)
+
+
+def _pool(address: str, limits: FetchLimits) -> urllib3.PoolManager:
+    parts = urlsplit(address)
+    proxy = None if proxy_bypass(parts.netloc) else getproxies().get(parts.scheme)
+    if not proxy:
+        return urllib3.PoolManager(retries=False, timeout=limits.wait_s)
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    try:
+        user = urlsplit(proxy).netloc.rpartition("@")[0]
+        headers = urllib3.make_headers(proxy_basic_auth=unquote(user)) if user else None
+        return urllib3.ProxyManager(proxy, retries=False, timeout=limits.wait_s, proxy_headers=headers)
+    except (ValueError, urllib3.exceptions.HTTPError) as error:
+        said = f"the proxy that the environment names for it cannot be used: {error}"
+        raise DeliveryError(address, said, f"mend {parts.scheme}_proxy, or set no_proxy") from None
 
 
 def _answer(pool: urllib3.PoolManager, path: str, headers: dict[str, str]) -> urllib3.BaseHTTPResponse:
@@ -66,7 +82,7 @@ def _stream(path: str, start: int, response: urllib3.BaseHTTPResponse) -> FileSt
         raise CutError(f"the server answers {status}")
     is_part = status == 206 and headers.get("Content-Range", "").startswith(f"bytes {start}-")
     if not is_part and status != 200:
-        why = {404: "it is not there", 416: "it is shorter than the release says"}.get(status, "no file")
+        why = _REFUSALS.get(status, "no file")
         raise DeliveryError(path, f"{why}: the server answers {status}")
     if headers.get("Content-Encoding", "identity") != "identity":
         raise DeliveryError(path, "the server encodes it, and its hash is of what is not encoded")

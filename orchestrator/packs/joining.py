@@ -82,6 +82,9 @@ def join_packs(
     for pack in packs:
         if place.is_relative_to(os.path.realpath(pack.directory)):
             raise PackError(output, f"it lies in the pack {pack.directory}", "name a directory outside of it")
+        if any(target.driver_cache for target in pack.manifest.targets):
+            why = "no driver joins caches of its own, which this pack has"
+            raise PackError(pack.directory, why, "publish it beside the others; or compile all into one pack")
     groups = _groups(packs)
     _refuse_foreign(groups)
     for pack in packs:
@@ -169,19 +172,13 @@ def _having(group: list[_Target], kind: Callable[[PackTarget], PackedFile | None
 def _join(group: list[_Target], writer: PackWriter, opener: str) -> JoinedTarget:
     caches = _having(group, lambda target: target.cache)
     binaries = _having(group, lambda target: target.binaries)
-    drivers = _having(group, lambda target: next(iter(target.driver_cache), None))
-    if len(drivers) > 1:
-        why = f"the driver's own caches for {drivers[1][1].name} cannot be joined with those of another pack"
-        raise PackError(drivers[1][0].directory, why, "publish both packs; or compile all into one")
     files: tuple[PackedFile, ...] = ()
     if len(caches) > 1:
         files = _merged(caches, writer, opener)
-    elif having := caches or binaries or drivers:
-        pack, target = having[0]
-        others = (each for each in target.files if each not in (target.binaries, *target.driver_cache))
+    elif caches or binaries:
+        pack, target = (caches or binaries)[0]
+        others = (each for each in target.files if each != target.binaries)
         files = tuple(writer.add(each.name, pack.read(each), each.pipelines) for each in others)
-    for pack, target in drivers:
-        files += tuple(writer.add(each.name, pack.read(each)) for each in target.driver_cache)
     if binaries:
         exports = [
             (pack.directory / file.name, pack.read_binaries(target))
@@ -199,7 +196,7 @@ def _join(group: list[_Target], writer: PackWriter, opener: str) -> JoinedTarget
         parts=joined_parts(part for target in finished for part in target.parts),
         problem="" if files else "; ".join(problems),
     )
-    packs = tuple(dict.fromkeys(pack.directory for pack, _ in (*caches, *binaries, *drivers)))
+    packs = tuple(dict.fromkeys(pack.directory for pack, _ in (*caches, *binaries)))
     return JoinedTarget(joined, packs, merged=len(caches) > 1)
 
 

@@ -386,8 +386,8 @@ class CompileOptions:
             of those that the driver does not find so (VK_EXT_shader_module_identifier). Identifiers are kept
             in the cache directory. A set with a provider (`PipelineSet.supplied_by`) is compiled so in any
             case.
-        environment: Variables of the process that compiles, which it takes beside those of this one, as pairs
-            of name and value. Not for a compile in the caller's own process.
+        environment: Variables of the process that compiles, beside those of this one: pairs of name and
+            encoded value. Not for a compile in the caller's own process.
         expect_hits: As in `RunOptions`: nothing is compiled, and nothing is saved. The reason of what is
             missing names its application. The mode is BINARIES where that was asked for or found best by a
             calibration, else SHARED.
@@ -417,7 +417,7 @@ class CompileOptions:
     open_ahead: bool = _switch(True)
     identifiers: bool = _switch(False)
     only_these: bool = _switch(False)
-    environment: tuple[tuple[str, str], ...] = ()
+    environment: tuple[tuple[str, bytes], ...] = ()
     expect_hits: bool = _switch(False)
     needs: frozenset[str] | None = None
 

@@ -21,11 +21,15 @@ class RememberedCompile(msgspec.Struct, frozen=True):
     selector: str
     options: bytes  # Encoded options, without limits of time.
     cache_file: str  # The name of the cache file of the device and driver that it was last done for.
+    pack: bytes = b""  # The pack that it is for, absolute; none where the cache directory keeps it.
 
     @classmethod
-    def of(cls, paths: Iterable[str], selector: str, options: bytes, cache_file: str) -> Self:
+    def of(
+        cls, paths: Iterable[str], selector: str, options: bytes, cache_file: str, pack: Path | None
+    ) -> Self:
         """A compile of archives, whose paths are absolute."""
-        return cls(tuple(map(os.fsencode, paths)), selector, options, cache_file)
+        of_pack = b"" if pack is None else os.fsencode(pack.absolute())
+        return cls(tuple(map(os.fsencode, paths)), selector, options, cache_file, of_pack)
 
     @property
     def set_paths(self) -> tuple[str, ...]:
@@ -42,7 +46,7 @@ def remember_compile(directory: Path, done: RememberedCompile) -> None:
     Raises:
         SaveError: As `Kind.update`.
     """
-    what = msgspec.msgpack.encode((done.paths, done.selector, done.options))
+    what = msgspec.msgpack.encode((done.paths, done.selector, done.options, done.pack))
     row = directory / content_hash128(what).hex()
     if COMPILES.read(row)[0] != done:
         COMPILES.update(row, lambda _: done)

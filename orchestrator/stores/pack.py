@@ -413,6 +413,12 @@ class Pack:
             if (why := _no_pack(directory)) is not None:
                 raise PackError(directory, f"no pack: {why}", _NAME_ONE) from None
             raise PackError(path, error.reason, _ACCESS) from None
+        return cls.of(directory, content, trust)
+
+    @classmethod
+    def of(cls, directory: Path, content: bytes, trust: PublicKey | None) -> Pack:
+        """A pack by the content of its manifest, which need not be there yet; otherwise as `open`."""
+        path = directory / MANIFEST
         manifest = PackManifest.decode(path, content, trust)
         _check_manifest(path, manifest)
         return cls(directory, manifest, trust)
@@ -422,11 +428,14 @@ class Pack:
         """Whether it has a signature, which may be a wrong one."""
         return self.manifest.signed
 
-    def read(self, file: PackedFile) -> bytes:
-        """The content of a file, proven by size and hash; raises PackError where it is missing or damaged."""
+    def read(self, file: PackedFile, *, trusted: bool = False) -> bytes:
+        """The content of a file, proven by size and hash; raises PackError where it is missing or damaged.
+
+        With `trusted`, what others own or may write is refused too.
+        """
         path = self.directory / file.name
         try:
-            content = read_capped(path, CACHE_FILE_CAP)
+            content = read_capped(path, CACHE_FILE_CAP, trusted=trusted)
         except ReadError as error:
             raise PackError(path, error.reason) from None
         if len(content) != file.size:
@@ -526,6 +535,10 @@ def _check_manifest(path: Path, manifest: PackManifest) -> None:
             if file.name in names:
                 raise PackError(path, f"{said} is there twice")
             names.add(file.name)
+        pair = [each.name for each in target.as_it_was.driver_cache]
+        stems = {each.removesuffix(".foz").removesuffix("_idx") for each in pair}
+        if len(stems) > 1 or len(pair) != 2 * len(stems):
+            raise PackError(path, f"target {target.name} has not the two files of one driver cache")
         if target.identity is None and (target.files or target.before):
             raise PackError(path, f"target {target.name} has files and no identity")
         if target.identity is not None and target.identity in identities:

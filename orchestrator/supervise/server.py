@@ -44,7 +44,7 @@ class CompileServer:
         """
         opener = options.trial_limits.opener
         needed = {} if opener else needed_at_start(options.selector)
-        started = started_server(needed | dict(options.environment))
+        started = started_server(needed | {name: os.fsdecode(to) for name, to in options.environment})
         child: Child[Answer] = Child(SERVICE, Answer, process=started.process, reads_output=False)
         os.setpriority(os.PRIO_PGRP, child.process_id, os.getpriority(os.PRIO_PROCESS, 0))
         server = cls(child, started.table, started.payloads)

@@ -76,15 +76,22 @@ def test_a_signal_ends_the_compile_in_order() -> None:
 
 
 def test_a_pack_grows_by_what_another_driver_makes(call: Call, small_set: Path, tmp_path: Path) -> None:
-    pack, key = tmp_path / "pack", tmp_path / "team.key"
+    pack, key, place = tmp_path / "pack", tmp_path / "team.key", tmp_path / "place"
     assert call("key", "new", key).code == 0
-    assert call("compile", small_set, "-d", "simulated", "--out", pack, "--sign", key).code == 0
-    assert outcomes(call, pack) == (0, ["fits"])
-    (was,) = remembered_compiles(pack)
-    remember_compile(pack, replace(was, cache_file="older.pipeline-cache"))
+    shutil.copy(small_set, game := tmp_path / "game.foz")
+    made = call("compile", game, "-d", "simulated", "--out", pack, "--sign", key, "--cache-dir", place)
+    assert (made.code, outcomes(call, place)) == (0, (0, ["fits"]))
+    (was,) = remembered_compiles(place)
+    remember_compile(place, replace(was, cache_file="older.pipeline-cache"))
+    whole = game.read_bytes()
+    game.write_bytes(b"nothing")
+    assert outcomes(call, place, "--sign", str(key)) == (1, ["failed"])
+    assert call("verify", pack, "--complete", "--trust", tmp_path / "team.pub").code == 0
+    game.write_bytes(whole)
     (cache,) = pack.glob("*.pipeline-cache")
     cache.unlink()
-    assert outcomes(call, pack) == (1, ["failed"])  # it is signed
-    assert outcomes(call, pack, "--sign", str(key)) == (0, ["compiled"])
-    done = call("verify", pack, "--complete", "--trust", tmp_path / "team.pub")
-    assert (done.code, cache.exists()) == (0, True)
+    assert outcomes(call, place) == (1, ["failed"])  # it is signed
+    assert outcomes(call, place, "--sign", str(key)) == (0, ["compiled"])
+    assert call("verify", pack, "--complete", "--trust", tmp_path / "team.pub").code == 0
+    shutil.rmtree(pack)
+    assert outcomes(call, place) == (0, ["left"])

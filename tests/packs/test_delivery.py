@@ -202,7 +202,7 @@ def test_what_arrived_is_fetched_anew_if_it_was_something_else(
     web.faults = {cache: ["cut", "503", "503", "503", "503"]}
     with pytest.raises(DeliveryError):
         take(web, tmp_path / "player")
-    (part,) = tmp_path.rglob("*.part")
+    (part,) = tmp_path.rglob(f".{cache}.part")
     part.write_bytes(bytes(part.stat().st_size))  # a disk that lost it
     take(web, tmp_path / "player")
     assert driver.installed == [OLD]
@@ -232,9 +232,9 @@ def test_a_file_that_is_not_what_was_published_is_refused_by_name(
     }.get(fault, PATIENCE)
     with pytest.raises(DeliveryError, match=f"{cache}: .*{said}"):
         take(web, player, limits)
-    index, manifest, *parts = sorted(left(player), reverse=True)
-    assert [index, manifest] == [f"delivered/game/{each}" for each in (INDEX, "base/manifest.json")]
-    assert parts == ([f"delivered/game/base/.{cache}.part"] if fault == "slow" else [])
+    (manifest,) = {each.name for each in (web.root / "files").iterdir()} - {cache}
+    parts = {manifest, cache} if fault == "slow" else {manifest}
+    assert {*left(player)} == {f"delivered/game/{INDEX}", *(f"delivered/game/base/.{n}.part" for n in parts)}
     assert driver.installed == []
     web.faults = {}
     take(web, player)
@@ -290,6 +290,15 @@ def test_a_proxy_of_the_environment_is_used_but_not_for_what_it_excludes(
     monkeypatch.setenv("http_proxy", web.address)
     deliver(http_source("http://cdn.invalid/", PATIENCE), tmp_path / "player", TRUST)
     assert driver.installed == [OLD]
+    for wrong in ("socks9://127.0.0.1", "http://127.0.0.1:x", "http://[bad"):
+        monkeypatch.setenv("http_proxy", wrong)
+        with pytest.raises(DeliveryError, match="the proxy that the environment names"):
+            http_source("http://cdn.invalid/", PATIENCE)
+    monkeypatch.setenv("http_proxy", web.address.replace("http://", "me:secret%21@"))
+    web.faults = {INDEX: ["407"]}
+    with pytest.raises(DeliveryError, match="wants another name"):
+        deliver(http_source("http://cdn.invalid/", PATIENCE), tmp_path / "player", TRUST)
+    assert web.authorized == ["Basic bWU6c2VjcmV0IQ=="]
     monkeypatch.setenv("no_proxy", "cdn.invalid")
     with pytest.raises(DeliveryError, match="resolve"):
         deliver(http_source("http://cdn.invalid/", evolve(PATIENCE, grace_s=0)), tmp_path / "player", TRUST)
@@ -381,6 +390,29 @@ def test_an_older_index_is_refused_though_it_is_signed(site: Path, tmp_path: Pat
     (site / INDEX).write_bytes(older)
     with pytest.raises(DeliveryError, match="it is release 1 of game, older than 2, which was here"):
         deliver(directory_source(site), player, TRUST)
+
+
+def test_a_release_that_did_not_arrive_whole_leaves_the_one_before(driver: Driver, tmp_path: Path) -> None:
+    site, player = tmp_path / "site", tmp_path / "player"
+    publish([make_pack(tmp_path / "1/base", key=KEY)], site, KEY, "game")
+    deliver(directory_source(site), player, TRUST)
+    old = Pack.open(player / "delivered/game/base", TRUST)
+    new = make_pack(tmp_path / "2/base", OURS, KEY)
+    publish([new], site, KEY, "game")
+    ours = new.manifest.target_of(ProfileIdentity.of(IDENTITY))
+    assert ours is not None
+    cache = site / "files" / ours.files[0].sha256
+    away = cache.rename(tmp_path / "away")
+    with pytest.raises(DeliveryError):
+        deliver(directory_source(site), player, TRUST)
+    again = Pack.open(old.directory, TRUST)
+    assert again.manifest == old.manifest
+    target = again.manifest.target_of(ProfileIdentity.of(IDENTITY))
+    assert target is not None
+    assert len(again.read_cache(target)) == ours.files[0].size
+    away.rename(cache)
+    deliver(directory_source(site), player, TRUST)
+    assert Pack.open(old.directory, TRUST).manifest == new.manifest
 
 
 def test_a_component_that_a_release_drops_leaves_the_disk(site: Path, driver: Driver, tmp_path: Path) -> None:

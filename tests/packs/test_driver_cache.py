@@ -25,7 +25,10 @@ Orchestrator = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     variables = quiet_environment(driver_environment(RADV))
-    return variables | {"MESA_SHADER_CACHE_DIR": str(tmp_path / "own")}
+    return variables | {
+        "MESA_SHADER_CACHE_DIR": str(tmp_path / "own"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
 
 
 @pytest.fixture
@@ -64,9 +67,9 @@ def test_an_application_without_a_cache_compiles_nothing(
     fill = ("compile", "sample", "-d", RADV, "--driver-cache", "--sign", "team.key", "--out", "ship")
     orchestrator(*fill)
     orchestrator("verify", "ship", "--complete", "--trust", "team.pub")
-    for how in ([], ["--run"]):
-        (target,) = targets_of(orchestrator("coverage", "sample", "ship", *how, "--json"))
-        assert (target["proven"], target["missing"]) == (bool(how), [])
+    orchestrator("coverage", "sample", "ship", code=1)  # only a run can tell
+    (target,) = targets_of(orchestrator("coverage", "sample", "ship", "--run", "--json"))
+    assert (target["proven"], target["missing"]) == (True, [])
 
     # A player has only what a web server has.
     orchestrator("compile", "sample", "-d", RADV, "--sign", "team.key", "--out", "base")
@@ -98,24 +101,55 @@ def test_a_pack_grows_where_it_was_filled(tmp_path: Path, orchestrator: Orchestr
     orchestrator(*fill, "1/2", "sample")
     (half,) = targets_of(orchestrator("coverage", "sample", "ship", "--run", "--json", code=1))
     assert 50 < half["held"] < half["pipelines"] - 50
-    shutil.copytree(tmp_path / "ship", tmp_path / "copy", ignore=shutil.ignore_patterns(".*"))
+    shutil.copytree(tmp_path / "ship", tmp_path / "copy")
     orchestrator(*fill, "2/2", "sample")
     (whole,) = targets_of(orchestrator("coverage", "sample", "ship", "--run", "--json"))
     assert (whole["missing"], whole["proven"]) == ([], True)
 
-    refused = orchestrator(*fill[:5], "copy", "sample", code=2)
-    assert "nothing can be added to it" in refused.stderr
-    refused = orchestrator("merge", "ship", "copy", "-o", "both", code=2)
-    assert "the driver's own caches for radv:navi31" in refused.stderr
-    orchestrator("compile", "sample", "-d", RADV, "--out", "caches")
-    orchestrator("merge", "ship", "caches", "-o", "both")
-    (both,) = json.loads(orchestrator("verify", "both", "--complete", "--json").stdout)["checked"]
-    (held,) = both["targets"]
-    assert held["cache"] is not None
-    assert len(held["driver_cache"]) == 2
-    (tmp_path / "both").chmod(0o777)
-    refused = orchestrator("run", "both", "-d", RADV, code=2)
-    assert "--trust" in refused.stderr
+    def is_refused(said: str, *arguments: str) -> None:
+        assert said in orchestrator(*arguments, code=2).stderr
+
+    is_refused("nothing can be added to it", *fill[:5], "copy", "sample")
+    is_refused("never both", "compile", "sample", "-d", RADV, "--out", "ship")
+    is_refused("no driver joins", "merge", "ship", "copy", "-o", "both")
+    orchestrator("verify", "ship", "--complete")
+    orchestrator("verify", "copy")
+    (tmp_path / "copy").chmod(0o777)
+    is_refused("--trust", "run", "copy", "-d", RADV)
+
+
+def test_a_release_serves_without_a_pack_that_is_damaged(
+    tmp_path: Path, environment: dict[str, str], orchestrator: Orchestrator
+) -> None:
+    fill = ("compile", "sample", "-d", RADV, "--driver-cache", "--shard", "1/30", "--out")
+    orchestrator(*fill, "one")
+    for at in range(9):
+        shutil.copytree(tmp_path / "one", tmp_path / "all" / str(at))
+    is_listed = ("run", "all", "-d", RADV, "--json")
+    assert "reads 8 caches" in orchestrator(*is_listed, code=2).stderr
+    (file,) = (tmp_path / "all/3").glob("*_idx.foz")
+    file.write_bytes(file.read_bytes()[:-1])
+    (tmp_path / "all/4").chmod(0o777)
+    shown = orchestrator(*is_listed)
+    assert [each in shown.stderr for each in ("it is damaged", "all/4")] == [True, True]
+    assert len(json.loads(shown.stdout)["variables"][READ_ONLY].split(",")) == 7
+    environment[READ_ONLY] = "mine"
+    shown = orchestrator(*is_listed)
+    assert json.loads(shown.stdout)["variables"][READ_ONLY].startswith("mine,")
+    # What the driver finds elsewhere is in the pack all the same.
+    environment.update(json.loads(shown.stdout)["variables"])
+    orchestrator(*fill, "another")
+    environment.pop(READ_ONLY)
+    (target,) = targets_of(orchestrator("coverage", "sample", "another", "--run", "--json", code=1))
+    assert target["held"] > 0
+    program = (
+        "import os, signal; signal.signal(2, lambda *_: exit(7)); os.kill(os.getpid(), 2); signal.pause()"
+    )
+    orchestrator("run", "one", "-d", RADV, "--", sys.executable, "-c", program, code=7)
+    killed = "import os; os.kill(os.getpid(), 15)"
+    orchestrator("run", "one", "-d", RADV, "--", sys.executable, "-c", killed, code=-15)
+    environment["MESA_SHADER_CACHE_DIR"] = "/proc/none"
+    assert "Mesa reads no cache" in orchestrator("run", "one", "-d", RADV, code=2).stderr
 
 
 def test_a_driver_that_writes_no_cache_is_named(orchestrator: Orchestrator) -> None:

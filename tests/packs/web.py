@@ -24,6 +24,7 @@ class Web(ThreadingHTTPServer):
             self.socket = context.wrap_socket(self.socket, server_side=True)
         self.sent = 0  # bytes of contents
         self.asked: list[str] = []
+        self.authorized: list[str] = []  # what was told to a proxy
         self.ended = threading.Event()
         # What goes wrong with the next requests of a file, by a part of its name; "always" repeats the last.
         self.faults: dict[str, list[str]] = {}
@@ -45,6 +46,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         name = urlsplit(self.path).path.lstrip("/")  # a proxy is asked for the whole address
         wanted = self.headers.get("Range", "")
+        self.server.authorized += self.headers.get_all("Proxy-Authorization", [])
         self.server.asked.append(f"{name} {wanted}".strip())
         fault, path = self.server.fault(name), self.server.root / name
         if fault.startswith("leads"):
