@@ -169,32 +169,6 @@ def test_what_failed_and_how_few_there_are_is_in_the_table(
     ]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--modes", "fast"], "--modes 'fast'"),
-        (["--workers", "0"], "--workers '0'"),
-        (["--workers", "1,many"], "--workers"),
-        (["--start", "tepid"], "cold, warm"),
-        (["--duplicates", "1.5"], "shares from 0 to 1"),
-        (["--samples", "0"], "for --samples. A number of 1 to 1000 is expected"),
-        (["--samples", "1001", "--time-limit", "1ms"], "for --samples. A number of 1 to 1000 is expected"),
-        (["--time-limit", "soon"], "--time-limit"),
-        (["--warm-passes", "0"], "--warm-passes"),
-        (["--modes", "none", "--start", "warm"], "a run without a cache is never warm"),
-        (["--trace", "not-there/trace.json"], "not-there/trace.json: cannot be written"),
-        (["--trace", "/dev/full"], "/dev/full: cannot be written: it is no regular file"),
-    ],
-)
-def test_usage_is_checked_first(
-    call: Call, small_set: Path, tmp_path: Path, options: list[str], words: str
-) -> None:
-    done = call("bench", small_set, "-d", "simulated", "-o", tmp_path / "out", *options)
-    assert done.code == 2
-    assert words in done.err
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_timeline_is_not_written_over_the_results(call: Call, small_set: Path, tmp_path: Path) -> None:
     out, link = results(tmp_path / "out"), tmp_path / "link"
     link.symlink_to(out / "report.md")

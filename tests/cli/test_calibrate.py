@@ -142,25 +142,6 @@ def test_a_real_calibration_of_the_simulated_device_that_runs_out_of_time(
     assert document["cold"] is None
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ("--samples", "0"),
-        ("--workers", "0"),
-        ("--time-limit", "soon"),
-        ("--time-limit", "0s"),
-        ("--set", "nope.foz"),
-    ],
-)
-def test_mistakes_are_refused_before_any_measuring(
-    call: Call, tmp_path: Path, wrong: tuple[str, str]
-) -> None:
-    done = call("calibrate", "--device", "simulated", "--cache-dir", tmp_path, *wrong)
-    assert done.code == ExitCode.BAD_INPUT
-    assert wrong[1] in done.err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_device_that_is_not_there(call: Call, tmp_path: Path) -> None:
     done = call("calibrate", "--device", "navi99", "--cache-dir", tmp_path)
     assert done.code == ExitCode.NO_DEVICE

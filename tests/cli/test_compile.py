@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
 import signal
 from pathlib import Path
@@ -455,27 +454,6 @@ def test_statistics_of_a_driver_that_has_none_are_those_of_its_binaries(
     assert all(int(each["Binary size"]) > 0 and each["Binary hash"].startswith("0x") for each in rows)
     found = call("regress", file, file, "--fail-on", "any", "--json").document["comparisons"][0]
     assert (found["identical"], found["total"]["executables"]) == (True, len(rows))
-
-
-def test_statistics_and_a_cache_are_two_runs(call: Call, small_set: Path, tmp_path: Path) -> None:
-    for more in (("--cache-dir", tmp_path), ("--mode", "shared")):
-        done = call("compile", small_set, *HERE, "--pipeline-stats", tmp_path / "s.csv", *more)
-        assert done.code == ExitCode.BAD_INPUT
-        assert "nothing is kept" in done.err
-
-
-@pytest.mark.parametrize("option", ["--trace", "--pipeline-stats"])
-def test_a_place_that_takes_no_file_is_refused(
-    call: Call, small_set: Path, tmp_path: Path, option: str
-) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    for place in (pipe, tmp_path, tmp_path / "not there" / "file", Path("/proc/file")):
-        done = call("compile", small_set, *HERE, "--mode", "none", option, place)
-        assert done.code == ExitCode.BAD_INPUT
-        assert "cannot be written" in done.err
-        assert done.out == ""
-    assert pipe.is_fifo()
 
 
 def test_what_cannot_be_written_in_the_end_costs_no_report(

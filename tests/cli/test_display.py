@@ -29,13 +29,6 @@ def test_they_are_taken_from_anywhere_and_the_rest_stays() -> None:
     assert not display.quiet
 
 
-@pytest.mark.parametrize("tokens", [["--color"], ["--color", "pink"], ["--color=", "list"]])
-def test_an_unknown_colour_is_usage(call: Call, tokens: list[str]) -> None:
-    done = call("list", "sample", "--json", *tokens)
-    assert done.code == ExitCode.BAD_INPUT
-    assert "auto, always, never" in done.document["error"]["message"]
-
-
 def test_colours_are_as_asked_for(call: Call) -> None:
     assert "\x1b[" not in call("list", "sample").out
     assert "\x1b[" in call("list", "sample", "--color", "always").out

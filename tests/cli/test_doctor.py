@@ -67,13 +67,6 @@ def test_a_saved_cache_and_what_is_wrong_with_it(call: Call, tmp_path: Path) -> 
     assert "driverVersion" in saved(ExitCode.OK)["detail"]
 
 
-@pytest.mark.parametrize("option", ["--only", "--time-limit"])
-def test_what_is_for_the_keys_alone_needs_them(call: Call, option: str) -> None:
-    done = call("doctor", option, "1")
-    assert done.code == ExitCode.BAD_INPUT
-    assert f"{option} needs --keys" in done.err
-
-
 def test_permissions_and_quarantine(call: Call, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     (folder / "quarantine").mkdir(parents=True)

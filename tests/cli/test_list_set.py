@@ -123,23 +123,6 @@ def test_a_key_that_is_not_of_the_rules_of_today_is_not_checked(call: Call, tmp_
     assert "1 key not checked: sampler 0123456789abcdef" in done.out
 
 
-def test_what_is_no_archive_ends_with_two(call: Call, tmp_path: Path) -> None:
-    path = tmp_path / "notes.foz"
-    path.write_text("not an archive")
-    done = call("list", path, "--json")
-    assert done.code == ExitCode.BAD_INPUT
-    assert done.document["error"]["kind"] == "archive"
-    assert str(path) in done.err
-    assert call("list", tmp_path / "missing.foz").code == ExitCode.BAD_INPUT
-    assert call("list", tmp_path).code == ExitCode.BAD_INPUT
-
-
-def test_a_manifest_stands_alone(call: Call) -> None:
-    done = call("list", sample_manifest_path(), "sample")
-    assert done.code == ExitCode.BAD_INPUT
-    assert "orchestrator pack" in done.err
-
-
 def test_a_set_that_takes_long_says_how_far_it_is(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_SILENT_S", 0.0)
     total = sum(each["count"] for each in call("list", "sample", "--json").document["records"].values())

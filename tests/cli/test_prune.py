@@ -266,15 +266,6 @@ def test_the_files_of_a_pack_stay(call: Call, tmp_path: Path, monkeypatch: pytes
     assert cache_path(pack, other).exists()
 
 
-@pytest.mark.parametrize("verb", ["prune", "quarantine"])
-def test_no_such_directory(call: Call, tmp_path: Path, verb: str) -> None:
-    (tmp_path / "file").touch()
-    for name in ("nothing", "file"):
-        done = call(verb, "--cache-dir", tmp_path / name)
-        assert done.code == ExitCode.BAD_INPUT
-        assert "no such directory" in done.err
-
-
 def test_what_is_being_saved_or_was_replaced_stays(folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
     plan = plan_prune(folder, max_bytes=0)

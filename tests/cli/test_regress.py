@@ -64,18 +64,6 @@ def test_a_broken_rule_is_the_exit_code(call: Call, sides: tuple[Path, Path], ru
     assert ("broken" in done.out) == bool(code)
 
 
-def test_a_rule_that_is_none_is_refused(call: Call, sides: tuple[Path, Path]) -> None:
-    done = call("regress", *sides, "--fail-on", "CodeSize=1")
-    assert done.code == 2
-    assert "is no rule" in done.err
-
-
-def test_a_time_limit_is_for_two_drivers(call: Call, sides: tuple[Path, Path]) -> None:
-    done = call("regress", *sides, "--timeout", "5s")
-    assert done.code == 2
-    assert "--timeout" in done.err
-
-
 def test_reports_are_written(call: Call, tmp_path: Path) -> None:
     out = tmp_path / "out"
     hostile = ("<img src=x onerror=alert(1)>", 1, "<b>", {"Code size": 4})

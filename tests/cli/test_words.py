@@ -104,6 +104,57 @@ REFUSED = {
     **dict.fromkeys(("bogus", "compile", "list sample --nope", "pack a.toml", "inspect"), ""),
     "compile sample --mode fast": "fast",
     "compile sample --workers many": "many",
+    **{
+        f"bench sample -d simulated -o out {options}": said
+        for options, said in (
+            ("--modes fast", "--modes 'fast'"),
+            ("--workers 0", "--workers '0'"),
+            ("--workers 1,many", "--workers"),
+            ("--start tepid", "cold, warm"),
+            ("--duplicates 1.5", "shares from 0 to 1"),
+            ("--samples 0", "for --samples. A number of 1 to 1000 is expected"),
+            ("--samples 1001 --time-limit 1ms", "for --samples. A number of 1 to 1000 is expected"),
+            ("--time-limit soon", "--time-limit"),
+            ("--warm-passes 0", "--warm-passes"),
+            ("--modes none --start warm", "a run without a cache is never warm"),
+            ("--trace not-there/trace.json", "not-there/trace.json: cannot be written"),
+            ("--trace /dev/full", "/dev/full: cannot be written: it is no regular file"),
+        )
+    },
+    **{
+        f"calibrate -d simulated --cache-dir cache {options}": options.split()[1]
+        for options in (
+            *("--samples 0", "--workers 0", "--time-limit soon", "--time-limit 0s"),
+            "--set nope.foz",
+        )
+    },
+    "doctor --only 1": "--only needs --keys",
+    "doctor --time-limit 1": "--time-limit needs --keys",
+    "regress small.foz small.foz --fail-on CodeSize=1": "is no rule",
+    "regress . . --timeout 5s": "--timeout",
+    "list sample --color pink": "auto, always, never",
+    "list sample --color": "auto, always, never",
+    "list set.toml sample": "a manifest cannot be combined",
+    "list folder": "it is a directory",
+    "list pages.html": "not an archive",
+    "compile small.foz --control -1": "--control",
+    "compile small.foz --progress jsonl:1000000": "descriptor 1000000 is not open",
+    "compile small.foz --progress jsonl:99999999999999999999": "is not open",
+    **{
+        f"compile small.foz --progress {each}": "jsonl or jsonl:FD is expected"
+        for each in ("json", "jsonl:", "jsonl:x", "jsonl:-1", "csv:3", "jsonl:3:4")
+    },
+    **{
+        f"{verb} --cache-dir {each}": "no such directory"
+        for verb in ("prune", "quarantine")
+        for each in ("nothing", "link")
+    },
+    "compile small.foz --pipeline-stats s.csv --mode shared": "nothing is kept",
+    **{
+        f"compile small.foz --mode none {option} {place}": "cannot be written"
+        for option in ("--trace", "--pipeline-stats")
+        for place in ("pipe", ".", "not-there/file", "/proc/file")
+    },
     # Outputs that are the input, or one another.
     "compile small.foz --trace small.foz": "would overwrite the input",
     "compile small.foz --driver-log link": "would overwrite the input",
@@ -123,14 +174,17 @@ def test_what_cannot_be_meant_is_refused(
     os.mkfifo(tmp_path / "pipe")
     with ArchiveWriter(tmp_path / "empty.foz"):
         pass
+    (tmp_path / "pages.html").write_text("not an archive")
     before = small_set.read_bytes()
     for line, said in REFUSED.items():
         words = shlex.split(line)
-        if words[1:2] == ["small.foz"]:
+        if words[:2] == ["compile", "small.foz"]:
             words += ["-d", "simulated"]
-            words += [] if "--pipeline-stats" in words else ["--cache-dir", "cache"]
+            keeps_nothing = {"--pipeline-stats", "none"} & {*words}
+            words += [] if keeps_nothing else ["--cache-dir", "cache"]
         assert said in refused(call(*words)), line
     assert not (tmp_path / "out").exists()
+    assert (tmp_path / "pipe").is_fifo()
     assert small_set.read_bytes() == before
 
 
