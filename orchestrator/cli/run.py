@@ -86,7 +86,7 @@ def _become(command: tuple[str, ...], environment: Mapping[str, str]) -> NoRetur
     """Let the program take the place of this process: its signals and its exit code are its own."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        os.execvpe(command[0], command, environment)  # noqa: S606 - it is what the user named
+        os.execlpe(command[0], *command, environment)  # noqa: S606 - it is what the user named
     except OSError as error:
         raise UsageError(f"{command[0]}: cannot be started: {error.strerror}", "check the path") from None
 
