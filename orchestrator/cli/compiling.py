@@ -13,9 +13,10 @@ import math
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
@@ -173,116 +174,96 @@ def _only_device(arguments: CompileArguments) -> str | None:
     return None if several else given[0]
 
 
+_Rules = Iterable[tuple[object, str, str]]
+"""What a command line must not ask for: whether it does, what is wrong with that, and the next step or ""."""
+
+
 def _check(given: CompileArguments, *, several: bool) -> None:
-    is_part = given.only or given.used or given.shard
-    alone = given.in_process and not several
-    limited = alone and given.spirv_val != "isolate"  # which tries modules in children
-    keeps_nothing = given.mode == "none" or given.pipeline_stats is not None
-    one, leave = "name one, without --out", "leave out --in-process"
-    rules = (
-        (several and given.trace, "--trace is for one device", one),
-        (several and given.pipeline_stats, "--pipeline-stats is for one device", one),
-        (
-            given.pipeline_stats and (given.mode not in ("auto", "none") or given.cache_dir),
-            "--pipeline-stats: statistics change the keys of caches, so that nothing is kept",
-            "leave out --cache-dir, and modes but none; compile once more for a cache",
-        ),
-        (several and given.driver_log, "--driver-log is for one device", one),
-        (several and given.in_process, "--in-process is for one device", one),
-        (alone and given.driver_log, "--driver-log is for a child process", leave),
-        (
-            limited and given.timeout not in ("auto", "off"),
-            "--timeout is for a child process",
-            leave,
-        ),
-        (limited and given.memory, "--memory is for a child process", leave),
-        *_cluster_rules(given),
-        (not given.out and given.sign, "--sign signs packs", "name the pack's directory with --out"),
-        (
-            given.out and given.mode == "none" and not given.driver_cache,
-            "--out: mode none keeps nothing that a pack could hold",
-            "",
-        ),
-        (
-            given.merge == "rolling" and given.mode in ("shared", "binaries", "none"),
-            f"--merge rolling: mode {given.mode} has no worker caches to merge",
-            "use --mode per-worker or two-level",
-        ),
-        (
-            given.only_these and (is_part or keeps_nothing or given.mode == "binaries"),
-            "--only-these: it is about the cache file of a whole set",
-            "leave out --only, --used, --shard and --pipeline-stats, and modes binaries and none",
-        ),
-        (
-            given.only and (given.shard or given.used),
-            "--only: it alone says what is compiled",
-            "leave out --shard and --used",
-        ),
-        *_hit_rules(given),
-        (
-            given.identifiers and keeps_nothing,
-            "--identifiers: mode none and --pipeline-stats have no cache, so they would find nothing",
-            "leave one out",
-        ),
-    )
-    for wrong, message, step in rules:
+    for wrong, message, step in chain(
+        _process_rules(given, several=several), _cache_rules(given), _pack_rules(given)
+    ):
         if wrong:
             raise UsageError(message, step)
 
 
-_Rules = tuple[tuple[object, str, str], ...]
+def _process_rules(given: CompileArguments, *, several: bool) -> _Rules:
+    for option in ("trace", "pipeline_stats", "driver_log", "in_process"):
+        message = f"--{option.replace('_', '-')} is for one device"
+        yield several and getattr(given, option), message, "name one, without --out"
+    alone = given.in_process and not several
+    limited = alone and given.spirv_val != "isolate"  # which tries modules in children
+    timeout = given.timeout not in ("auto", "off")
+    for wrong, option in (
+        (alone and given.driver_log, "--driver-log"),
+        (limited and timeout, "--timeout"),
+        (limited and given.memory, "--memory"),
+    ):
+        yield wrong, f"{option} is for a child process", "leave out --in-process"
 
 
-def _cluster_rules(given: CompileArguments) -> _Rules:
-    return (
-        (bool(given.cluster) and not given.out, "--cluster: a pack is made", "name its directory with --out"),
-        (
-            bool(given.cluster) and given.mode == "binaries",
-            "--cluster: pipeline binaries of several machines are not joined",
-            "compile each shard with `--shard K/N`, and put the packs together with `orchestrator merge`",
-        ),
-        (
-            bool(given.cluster) and bool(given.shard),
-            "--cluster and --shard: the cluster divides the set itself",
-            "leave --shard out",
-        ),
-        (
-            bool(given.cluster) and given.driver_cache,
-            "--cluster: what drivers write into their own caches on several machines is not joined",
-            "compile each component on one machine, and publish all packs",
-        ),
-        (
-            bool(given.cluster) and given.control is not None,
-            "--control: commands do not reach a cluster",
-            "leave it out",
-        ),
+def _cache_rules(given: CompileArguments) -> _Rules:
+    keeps_nothing = given.mode == "none" or given.pipeline_stats is not None
+    is_part = given.only or given.used or given.shard
+    yield (
+        given.pipeline_stats and (given.mode not in ("auto", "none") or given.cache_dir),
+        "--pipeline-stats: statistics change the keys of caches, so that nothing is kept",
+        "leave out --cache-dir, and modes but none; compile once more for a cache",
+    )
+    yield (
+        given.merge == "rolling" and given.mode in ("shared", "binaries", "none"),
+        f"--merge rolling: mode {given.mode} has no worker caches to merge",
+        "use --mode per-worker or two-level",
+    )
+    yield (
+        given.only_these and (is_part or keeps_nothing or given.mode == "binaries"),
+        "--only-these: it is about the cache file of a whole set",
+        "leave out --only, --used, --shard and --pipeline-stats, and modes binaries and none",
+    )
+    only = given.only and (given.shard or given.used)
+    yield only, "--only: it alone says what is compiled", "leave out --shard and --used"
+    yield (
+        given.expect_hits and (given.only_these or given.out or given.cluster or given.pipeline_stats),
+        "--expect-hits saves nothing",
+        "leave out --only-these and --pipeline-stats; for a pack use `orchestrator coverage --run`",
+    )
+    yield (
+        given.expect_hits and given.mode not in ("auto", "shared", "binaries"),
+        f"--expect-hits: all workers look in one place, which mode {given.mode} has not",
+        "leave --mode out, or name shared or binaries",
+    )
+    yield (
+        given.identifiers and keeps_nothing,
+        "--identifiers: mode none and --pipeline-stats have no cache, so they would find nothing",
+        "leave one out",
     )
 
 
-def _hit_rules(given: CompileArguments) -> _Rules:
-    return (
-        (
-            given.expect_hits and (given.only_these or given.out or given.cluster or given.pipeline_stats),
-            "--expect-hits saves nothing",
-            "leave out --only-these and --pipeline-stats; for a pack use `orchestrator coverage --run`",
-        ),
-        (
-            given.driver_cache and not given.out,
-            "--driver-cache: a pack is made",
-            "name its directory (--out)",
-        ),
-        (
-            given.driver_cache
-            and (given.mode not in ("auto", "none") or given.cache_dir or given.identifiers),
-            "--driver-cache: the pipelines are in no VkPipelineCache",
-            "leave out --mode, --cache-dir and --identifiers",
-        ),
-        (
-            given.expect_hits and given.mode not in ("auto", "shared", "binaries"),
-            f"--expect-hits: all workers look in one place, which mode {given.mode} has not",
-            "leave --mode out, or name shared or binaries",
-        ),
+def _pack_rules(given: CompileArguments) -> _Rules:
+    clustered, out = bool(given.cluster), "name its directory with --out"
+    yield given.sign and not given.out, "--sign signs packs", "name the pack's directory with --out"
+    nothing = given.out and given.mode == "none" and not given.driver_cache
+    yield nothing, "--out: mode none keeps nothing that a pack could hold", ""
+    yield given.driver_cache and not given.out, "--driver-cache: a pack is made", out
+    yield (
+        given.driver_cache and (given.mode not in ("auto", "none") or given.cache_dir or given.identifiers),
+        "--driver-cache: the pipelines are in no VkPipelineCache",
+        "leave out --mode, --cache-dir and --identifiers",
     )
+    yield clustered and not given.out, "--cluster: a pack is made", out
+    yield (
+        clustered and given.mode == "binaries",
+        "--cluster: pipeline binaries of several machines are not joined",
+        "compile each shard with `--shard K/N`, and put the packs together with `orchestrator merge`",
+    )
+    shard = "--cluster and --shard: the cluster divides the set itself"
+    yield clustered and given.shard, shard, "leave --shard out"
+    yield (
+        clustered and given.driver_cache,
+        "--cluster: what drivers write into their own caches on several machines is not joined",
+        "compile each component on one machine, and publish all packs",
+    )
+    control = clustered and given.control is not None
+    yield control, "--control: commands do not reach a cluster", "leave it out"
 
 
 def _options(call: _Call, selector: str, journal: str = "") -> CompileOptions:

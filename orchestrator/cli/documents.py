@@ -38,6 +38,7 @@ from orchestrator.run.records import (
 )
 from orchestrator.stores.cache_file import LoadStatus, PipelineCacheHeader, PipelineCachePrefixHeader
 from orchestrator.stores.culprits import Culprit
+from orchestrator.stores.pack import PackTarget, missing_shards
 from orchestrator.stores.profile_file import CalibrationProfile, KeyProfile, ProfileIdentity
 
 _R = TypeVar("_R", bound=msgspec.Struct)
@@ -211,6 +212,9 @@ class HeaderRecord(Record, frozen=True, kw_only=True):
         return cls(**fields | texts)
 
 
+_COUNTED = ("created", "skipped", "failed", "quarantined", "not_run")
+
+
 class PackedTarget(Record, frozen=True, kw_only=True):
     """The contents of a pack for a device."""
 
@@ -232,6 +236,29 @@ class PackedTarget(Record, frozen=True, kw_only=True):
     parts: tuple[str, ...]  # The compiled sets, or shards of sets.
     missing: tuple[str, ...]  # Missing shards of sets that have other shards.
     problem: str | None  # Why there is no cache, or null.
+
+    @classmethod
+    def of(cls, target: PackTarget, **more: Any) -> Self:
+        """The record of a target, with more fields."""
+        cache, binaries, drivers = target.cache, target.binaries, target.driver_cache
+        return filled(
+            cls,
+            target,
+            cache=None if cache is None else cache.name,
+            cache_bytes=0 if cache is None else cache.size,
+            binaries=None if binaries is None else binaries.name,
+            binaries_bytes=0 if binaries is None else binaries.size,
+            driver_cache=tuple(each.name for each in drivers),
+            driver_cache_bytes=sum(each.size for each in drivers),
+            parts=tuple(each.text for each in target.parts),
+            missing=tuple(missing_shards(target.parts)),
+            problem=target.problem or None,
+            **{
+                each: target.count(each)
+                for each in ("created", "skipped", "failed", "quarantined", "not_run")
+            },
+            **more,
+        )
 
 
 class InspectedFile(Record, frozen=True, kw_only=True):

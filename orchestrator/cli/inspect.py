@@ -26,7 +26,7 @@ from orchestrator.cli.documents import (
 )
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, byte_text, display, path_text, plural, styled, tag_name
-from orchestrator.cli.packs import held_text, nothing_of, target_fields
+from orchestrator.cli.packs import held_text, nothing_of
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.errors import ArchiveError, OrchestratorError, shell_text, shown
 from orchestrator.run.records import DamageRecord, IdentityRecord, RequestRecord
@@ -238,7 +238,7 @@ def _pack(directory: Path, identity: DeviceIdentity | None) -> _Inspected:
         else:
             verdict = styled(f"{identity.device_name}: has {held_text([target])} for it", "good")
         facts.append(("offered to", verdict))
-    targets = tuple(PackedTarget(**target_fields(each)) for each in manifest.targets)
+    targets = tuple(map(PackedTarget.of, manifest.targets))
     document = InspectedFile(path=path, kind="pack", good=not reason, reason=reason, targets=targets)
     lines: list[str | Text] = [
         *nothing_of(manifest.targets),

@@ -22,7 +22,7 @@ from orchestrator.cli.documents import (
 )
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, byte_text, display, path_text, plural, styled, table
-from orchestrator.cli.packs import nothing_of, show_targets, target_fields
+from orchestrator.cli.packs import nothing_of, show_targets
 from orchestrator.cli.values import opened_device, run_again_for, signing_key, trusted_key
 from orchestrator.packs.joining import join_packs
 from orchestrator.run.cache_joining import JoinedFile, join_files
@@ -166,8 +166,8 @@ def _merge_packs(paths: list[Path], output: Path, sign: Path | None, trust: Path
             packs=tuple(map(path_text, paths)),
             signed=key is not None,
             targets=tuple(
-                JoinedTargetRecord(
-                    **target_fields(each.target), packs=tuple(map(path_text, each.packs)), merged=each.merged
+                JoinedTargetRecord.of(
+                    each.target, packs=tuple(map(path_text, each.packs)), merged=each.merged
                 )
                 for each in joined
             ),

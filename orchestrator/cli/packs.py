@@ -1,4 +1,4 @@
-"""Shows packs: a table row per target for people, a JSON object per target for programs."""
+"""Shows packs: a table row per target."""
 
 from __future__ import annotations
 
@@ -16,30 +16,7 @@ from orchestrator.cli.output import (
     styled,
     table,
 )
-from orchestrator.stores.pack import PackedFile, PackManifest, PackTarget, missing_shards
-
-_STATUSES = ("created", "skipped", "failed", "quarantined", "not_run")
-
-
-def target_fields(target: PackTarget) -> dict[str, Any]:
-    """The fields of a `PackedTarget`."""
-    cache, binaries, drivers = target.cache, target.binaries, target.driver_cache
-    return {
-        "selector": target.selector,
-        "device_name": target.device_name,
-        "driver": target.driver,
-        "identity": target.identity,
-        "cache": None if cache is None else cache.name,
-        "cache_bytes": 0 if cache is None else cache.size,
-        "binaries": None if binaries is None else binaries.name,
-        "binaries_bytes": 0 if binaries is None else binaries.size,
-        "driver_cache": tuple(each.name for each in drivers),
-        "driver_cache_bytes": sum(each.size for each in drivers),
-        **{each: target.count(each) for each in _STATUSES},
-        "parts": tuple(each.text for each in target.parts),
-        "missing": tuple(missing_shards(target.parts)),
-        "problem": target.problem or None,
-    }
+from orchestrator.stores.pack import PackedFile, PackManifest, PackTarget
 
 
 def _counts(*counts: tuple[int, Style]) -> list[Any]:

@@ -24,7 +24,7 @@ from orchestrator.cli.output import (
     plural,
     styled,
 )
-from orchestrator.cli.packs import held_text, nothing_of, target_fields
+from orchestrator.cli.packs import held_text, nothing_of
 from orchestrator.cli.progress import SlowWork
 from orchestrator.cli.values import trusted_key
 from orchestrator.errors import ArchiveError, OrchestratorError, shell_text
@@ -295,7 +295,7 @@ def _check_pack(path: Path, trust: PublicKey | None) -> _Checked:
         path,
         "pack",
         {
-            "targets": tuple(PackedTarget(**target_fields(each)) for each in targets),
+            "targets": tuple(map(PackedTarget.of, targets)),
             "files": files,
             "signed": pack.signed,
             "proven": trust is not None,

@@ -7,6 +7,7 @@ runs.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Lets jobs be done in this process from now on."""
 
     def begin() -> None:
+        monkeypatch.setitem(sys.modules, "orchestrator.bench.page", None)  # which takes long to draw
         monkeypatch.setattr("orchestrator.cli.bench.run_bench", partial(run_bench, run_job=done_here))
 
     return begin

@@ -271,7 +271,8 @@ def test_names_need_not_be_utf8(call: Call, small_set: Path, tmp_path: Path) -> 
     archive = small_set.rename(odd / os.fsdecode(b"n\xff\xfe.foz"))
     cache, pack, store = odd / "cache", odd / "pack", odd / "store"
     device = ("-d", "simulated")
-    done = call("compile", archive, *device, "--cache-dir", cache, "--trace", odd / "trace", "--json")
+    here = (*device, "--in-process", "--cache-dir", cache)
+    done = call("compile", archive, *here, "--trace", odd / "trace", "--json")
     assert done.code == ExitCode.OK, done.err
     assert done.document["cache_file"]["saved_bytes"]
     assert (odd / "trace").stat().st_size
