@@ -30,7 +30,7 @@ from orchestrator.cli.values import trusted_key
 from orchestrator.errors import ArchiveError, OrchestratorError, shell_text
 from orchestrator.run.records import DamageRecord
 from orchestrator.sets.archive.reader import MAGIC
-from orchestrator.sets.inputs import is_regular
+from orchestrator.sets.inputs import irregular
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores.binary_export import EXPORT_MAGIC, prove_export
 from orchestrator.stores.binary_store import BinaryStore
@@ -169,7 +169,7 @@ def _checked(path: Path, trust: PublicKey | None, output: Output) -> Iterator[_C
         else:
             yield from _check_directory(path, output)
         return
-    if path.stat() and not is_regular(path):  # opening a pipe would block
+    if irregular(path.stat().st_mode):  # opening a pipe would block
         yield _unreadable(path, "it is not a regular file but a pipe, a socket or a device")
         return
     if path.name == STATE_NAME:

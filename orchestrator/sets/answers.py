@@ -16,43 +16,38 @@ import msgspec
 
 from orchestrator.devices.device import Device, DeviceCapabilities
 
-_Question = Literal["version", "extension", "feature", "property", "format"]
-
-
-class DeviceQuestion(msgspec.Struct, frozen=True, array_like=True):
-    """A question about a device."""
-
-    enabled: bool  # whether about what is enabled, or about what is supported
-    kind: _Question
-    name: str  # extension, structure, or number of a format; "" for the version
-    member: str  # of the structure, or ""
+_Kind = Literal["version", "extension", "feature", "property", "format"]
+_Question = tuple[bool, _Kind, str, str]  # the first members of `DeviceAnswer`
 
 
 class DeviceAnswer(msgspec.Struct, frozen=True, array_like=True):
     """A question about a device, and its answer."""
 
-    question: DeviceQuestion
+    enabled: bool  # whether about what is enabled, or about what is supported
+    kind: _Kind
+    name: str  # extension, structure, or number of a format; "" for the version
+    member: str  # of the structure, or ""
     value: bool | int | float | tuple[int, ...] | None
 
 
-def _ask(capabilities: DeviceCapabilities, question: DeviceQuestion) -> Any:
-    match question.kind:
+def _ask(capabilities: DeviceCapabilities, kind: _Kind, name: str, member: str) -> Any:
+    match kind:
         case "version":
             return capabilities.api_version
         case "extension":
-            return capabilities.has_extension(question.name)
+            return capabilities.has_extension(name)
         case "feature":
-            return capabilities.has_feature(question.name, question.member)
+            return capabilities.has_feature(name, member)
         case "property":
-            return capabilities.property_value(question.name, question.member)
-    return tuple(capabilities.format_features(int(question.name)))
+            return capabilities.property_value(name, member)
+    return tuple(capabilities.format_features(int(name)))
 
 
 class _Asked:
     """Implements `DeviceCapabilities`: keeps the answers in the order of the questions."""
 
     def __init__(
-        self, capabilities: DeviceCapabilities, answers: dict[DeviceQuestion, Any], *, enabled: bool
+        self, capabilities: DeviceCapabilities, answers: dict[_Question, Any], *, enabled: bool
     ) -> None:
         self._capabilities, self._answers, self._enabled = capabilities, answers, enabled
 
@@ -77,10 +72,10 @@ class _Asked:
         found: tuple[int, int, int] = self._find("format", str(format_number))
         return found
 
-    def _find(self, kind: _Question, name: str = "", member: str = "") -> Any:
-        question = DeviceQuestion(self._enabled, kind, name, member)
+    def _find(self, kind: _Kind, name: str = "", member: str = "") -> Any:
+        question = self._enabled, kind, name, member
         if question not in self._answers:
-            self._answers[question] = _ask(self._capabilities, question)
+            self._answers[question] = _ask(self._capabilities, kind, name, member)
         return self._answers[question]
 
 
@@ -89,7 +84,7 @@ class AskedDevice:
 
     def __init__(self, device: Device) -> None:
         self.device: Final = device
-        self._answers: dict[DeviceQuestion, Any] = {}
+        self._answers: dict[_Question, Any] = {}
         self.capabilities: Final[DeviceCapabilities] = _Asked(
             device.capabilities, self._answers, enabled=True
         )
@@ -102,20 +97,20 @@ class AskedDevice:
     @property
     def answers(self) -> tuple[DeviceAnswer, ...]:
         """All questions so far, with their answers."""
-        return tuple(DeviceAnswer(*each) for each in self._answers.items())
+        return tuple(DeviceAnswer(*question, value) for question, value in self._answers.items())
 
     def note(self, answers: Iterable[DeviceAnswer]) -> None:
         """Keep what a fork has asked the device."""
-        self._answers |= {each.question: each.value for each in answers}
+        self._answers |= {(each.enabled, each.kind, each.name, each.member): each.value for each in answers}
 
 
 def changed_answer(device: Device, answers: Iterable[DeviceAnswer]) -> str:
     """The first answer that differs on a device, in words; "" where all are the same."""
     for each in answers:
-        question = each.question
-        value = _ask(device.capabilities if question.enabled else device.supported, question)
+        asked = device.capabilities if each.enabled else device.supported
+        value = _ask(asked, each.kind, each.name, each.member)
         if value != each.value:
-            name = f"{question.name}::{question.member}" if question.member else question.name
-            what = " ".join(filter(None, [question.kind, name]))
+            name = f"{each.name}::{each.member}" if each.member else each.name
+            what = " ".join(filter(None, [each.kind, name]))
             return f"{what} was {each.value} and is {value}"
     return ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import stat
-from pathlib import Path
 from typing import Final
 
 from orchestrator.errors import OrchestratorError
@@ -34,7 +33,7 @@ def read_input(path: str | os.PathLike[str], cap: int) -> bytes:
     """
     try:
         # Non-blocking, so that a pipe is refused below instead of waited for.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as stream:  # noqa: PTH123 - of a descriptor
             if kind := irregular(os.fstat(descriptor).st_mode):
                 raise InputError(f"no regular file: it is {kind}")
@@ -51,11 +50,3 @@ def read_input(path: str | os.PathLike[str], cap: int) -> bytes:
 def irregular(mode: int) -> str:
     """What something is that is no regular file, by its mode; "" for a regular file."""
     return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "something else")
-
-
-def is_regular(path: Path) -> bool:
-    """Whether a path leads to a regular file, which can be opened without waiting for anybody."""
-    try:
-        return stat.S_ISREG(path.stat().st_mode)
-    except (OSError, ValueError):
-        return False

@@ -177,11 +177,6 @@ class PipelineSet(Closing):
         return read_applications(self._source, self._log.add)
 
     @cached_property
-    def application_names(self) -> tuple[str, ...]:
-        """The names of these applications, "" for one without."""
-        return tuple(each.name or "" for each in self.applications)
-
-    @cached_property
     def groups(self) -> tuple[FeatureGroup, ...]:
         """The pipelines grouped by what their applications told the driver; at least one group."""
         from orchestrator.sets.groups import feature_groups

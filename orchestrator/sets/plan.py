@@ -30,7 +30,7 @@ from orchestrator.sets.image.built import (
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import Damage, FeatureGroup
 
-PLAN_FORMAT: Final = 9
+PLAN_FORMAT: Final = 10
 """Version of the bytes, and of what decoding makes of a set: raised where either changes."""
 
 _MOST_CODE: Final = 16 << 20
@@ -48,7 +48,8 @@ class SetFacts(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, source: PipelineSet) -> SetFacts:
         """What there is to say of a set that was read."""
-        return cls(source.content_hash(), len(source), source.application_names, source.damage)
+        applications = tuple(each.name or "" for each in source.applications)
+        return cls(source.content_hash(), len(source), applications, source.damage)
 
 
 @frozen(eq=False)

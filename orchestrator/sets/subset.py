@@ -64,10 +64,6 @@ class Subset:
         """Whether it is all of any set."""
         return self.keys is None and self.shards == 1
 
-    def __contains__(self, job: PipelineJob) -> bool:
-        """Whether a pipeline is in it."""
-        return len(self.of((job,))) > 0
-
     def of(self, jobs: Iterable[PipelineJob]) -> PipelineJobs:
         """Those of some pipelines that are in it, in the same order."""
         import numpy as np

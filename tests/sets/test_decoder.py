@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.devices.opening import open_device
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets import decoder as module
@@ -24,7 +22,6 @@ from orchestrator.sets.image.built import BuiltImage, encode_modules
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJobs, RecordTag
 from orchestrator.sets.sample import sample_path
-from tests.drivers import run_on_device
 from tests.sets.image.meaning import Meaning
 from tests.supervise.processes import children
 
@@ -132,30 +129,6 @@ def test_several_processes_make_the_image_of_one_thread_and_ask_the_same(sample:
 def test_several_processes_make_the_image_of_captured_sets(name: str, corpora: Path) -> None:
     with PipelineSet.open(corpora / f"{name}.foz") as opened:
         assert_same(decoded(opened), build_image(opened, opened.pipelines, DEVICE))
-
-
-def keys_of_both(path: str) -> tuple[int, bool]:
-    """Of how many pipelines RADV has keys, and whether both ways get the same; for a process of its own."""
-    vars(module).update(_FEWEST=1, _UNDIVIDED=1)
-    with PipelineSet.open(path) as opened:
-        device = open_device("radv:navi21", request=opened.groups[0].request)
-        keys = []
-        for built in (
-            decoded(opened, device=device.capabilities),
-            build_image(opened, opened.pipelines, device.capabilities),
-        ):
-            prepared = device.prepare(built.image)
-            keys.append(device.pipeline_keys(prepared, np.arange(len(built.image), dtype=np.int32)))
-            prepared.close()
-        device.close()
-    one, other = keys
-    return sum(each is not None for each in one), one == other
-
-
-def test_a_driver_gives_both_the_same_keys() -> None:
-    known, agree = run_on_device("radv:navi21", "tests.sets.test_decoder:keys_of_both", str(sample_path()))
-    assert known > 50
-    assert agree
 
 
 def test_damage_is_told(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.sets.inputs import InputError, is_regular, read_input
+from orchestrator.sets.inputs import InputError, read_input
 
 
 def test_a_regular_file_is_read_through_links(tmp_path: Path) -> None:
@@ -15,7 +15,6 @@ def test_a_regular_file_is_read_through_links(tmp_path: Path) -> None:
     path.write_bytes(b"1234")
     (tmp_path / "link").symlink_to(path)
     assert read_input(tmp_path / "link", 4) == b"1234"
-    assert is_regular(tmp_path / "link")
     with pytest.raises(InputError, match="larger than 3 bytes"):
         read_input(path, 3)
 
@@ -25,13 +24,11 @@ def test_what_has_no_end_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     zero.symlink_to("/dev/zero")
     for path in (pipe, zero, tmp_path):
-        assert not is_regular(path)
         with pytest.raises(InputError, match=r"no regular file|Is a directory"):
             read_input(path, 1 << 20)
 
 
 @pytest.mark.parametrize("name", ["not there", "zero\0byte", "x" * 300])
 def test_what_cannot_be_opened_says_why(tmp_path: Path, name: str) -> None:
-    assert not is_regular(tmp_path / name)
     with pytest.raises(InputError):
         read_input(tmp_path / name, 1)

@@ -191,7 +191,7 @@ def test_shards_are_disjoint_complete_and_stable() -> None:
     # Machines of different versions must agree. The first number of SplitMix64 from seed
     # 0 is in its publication.
     job = PipelineJob(0x9E3779B97F4A7C15, PipelineKind.COMPUTE)
-    assert job in Subset(0xE220A8397B1DCDAF % 1009 + 1, 1009)
+    assert list(Subset(0xE220A8397B1DCDAF % 1009 + 1, 1009).of([job])) == [job]
 
 
 @pytest.mark.parametrize("subset", [WHOLE, Subset(2, 4), Subset(keys=frozenset({0, 1 << 64 - 1}))])

@@ -295,7 +295,6 @@ _LONGEST_REASON: Final = 400  # of why a document is refused; each pipeline that
 _MOST_ALIKE: Final = 1 << 12
 _LONGEST_ALIKE: Final = 64 << 10  # bytes of a document that others may be like; captures have some thousands
 _MOST_ALIKE_BYTES: Final = 8 << 20  # of all that are remembered of a tag
-_MOST_PLACES: Final = 4  # ways in which hashes and data lie in documents of one length
 
 _bytes_decoder: Final = msgspec.json.Decoder(bytes)
 
@@ -356,7 +355,7 @@ class PipelineDocuments(Generic[Made]):
             tag: {} for tag in TABLES
         }
         self._known_bytes = dict.fromkeys(TABLES, 0)
-        self._places: dict[int, list[_Places]] = {}  # by length
+        self._places: dict[int, _Places] = {}  # of the last document of each length
         self._met: list[int] = []
 
     def decode(self, tag: RecordTag, key: int, payload: bytes) -> PipelineDocument[Made]:
@@ -364,19 +363,13 @@ class PipelineDocuments(Generic[Made]):
         text = document_text(payload)
         if len(text) > _LONGEST_ALIKE:
             return self._decode(tag, key, text, None)
-        for places in self._places.get(len(text), ()):
-            if (found := self._like(tag, key, text, places)) is not None:
-                return found
-        places = _Places(text)
-        if (found := self._like(tag, key, text, places)) is None:
-            found = self._decode(tag, key, text, places)
+        last = self._places.get(len(text))
+        if last is not None and (found := self._like(tag, key, text, last)) is not None:
+            return found
         if len(self._places) >= _MOST_ALIKE:
             self._places.clear()
-        several = self._places.setdefault(len(text), [])
-        if all((each.hashes, each.data) != (places.hashes, places.data) for each in several):
-            several[_MOST_PLACES - 1 :] = []
-            several.insert(0, places)
-        return found
+        places = self._places[len(text)] = _Places(text)
+        return self._like(tag, key, text, places) or self._decode(tag, key, text, places)
 
     def _like(self, tag: RecordTag, key: int, text: bytes, places: _Places) -> PipelineDocument[Made] | None:
         known = self._known[tag].get(places.fixed(text))
