@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from orchestrator.bench.jobs import (
     Answer,
@@ -80,6 +80,8 @@ from orchestrator.version import VERSION
 
 Request = Job
 _SEED = 7
+_ONE: Final = RunOptions(workers=1, mode=CacheMode.SHARED)
+_NO_COSTS: Final = RecordedCosts(None)
 _LONG_PASS_S = 0.25
 _COMPILED = status_code(OutcomeStatus.COMPILED)
 _HIT = status_code(OutcomeStatus.CACHE_HIT)
@@ -153,21 +155,23 @@ def take_sample(job: SampleJob) -> Sample:
 
 def _sample(job: SampleJob, device: Device, whole: CreateInfoImage) -> _Ran:
     directory = Path(job.cache_directory) if job.start == Start.WARM else None
-    costs, settings = RecordedCosts.open(directory, device.identity), settings_of(job)
+    costs = RecordedCosts.open(directory, device.identity)
     order = run_order(whole, passes=job.passes, duplicates=job.duplicates)
     image = repeat_pipelines(whole, order) if len(order) != len(whole) or job.duplicates else whole
+    options = RunOptions(workers=job.workers, mode=job.mode, keep=True)
+    # Passes stand for a larger set, so repeated pipelines are not duplicates here.
+    run = partial(_run, device, image, options, costs=costs, batch=job.batch, unites=job.passes == 1)
     if job.mode is not CacheMode.BINARIES:
-        data = b"" if directory is None else _warm_data(directory, device)
-        return _run(device, image, settings, data, costs)
+        return run(b"" if directory is None else _warm_data(directory, device))
     if directory is None:
         with _binaries(device) as source:
-            return _run(device, image, settings, source, costs)
+            return run(source)
     with BinaryStore.open(directory) as store:
         with _binaries(device, store) as source:
             if not source.is_filled:  # the first sample fills the store
-                _run(device, whole, RunSettings(CacheMode.BINARIES, job.workers), source, costs)
+                _run(device, whole, evolve(options, keep=False), source, costs)
         with _binaries(device, store) as source:
-            return _run(device, image, settings, source, costs)
+            return run(source)
 
 
 @contextmanager
@@ -201,7 +205,7 @@ def fill(job: FillJob) -> Filled:
             if job.reuse and compiles:
                 compiles = read_cache_file(path, device.identity).status is not LoadStatus.LOADED
             if compiles and len(image):
-                ran = _run(device, image, RunSettings(job.mode, job.workers), data)
+                ran = _run(device, image, RunOptions(workers=job.workers, mode=job.mode), data, _NO_COSTS)
                 cold, schedule = ran.report, ran.schedule
                 costs = RecordedCosts.open(Path(job.cache_directory), device.identity)
                 costs.learn(cold.pipelines.keys, schedule.compile_times(cold))
@@ -248,10 +252,10 @@ def _measure_hits(
     """
     for mode, times in hit_s.items():
         for place, workers in enumerate((1, job.workers)):
-            settings = RunSettings(mode, workers, unites=False)
+            options = RunOptions(workers=workers, mode=mode)
             for passes in (1, job.passes):
                 many = repeat_pipelines(image, run_order(image, passes=passes))
-                report = _run(device, many, settings, data).report
+                report = _run(device, many, options, data, _NO_COSTS, unites=False).report
                 if passes == 1 and device.features.creation_feedback and report.cache_hits <= hits_without:
                     return
                 seconds = report.timing.wall_ns / 1e9 / passes
@@ -280,7 +284,7 @@ def probe(job: ProbeJob) -> Probed:
             path = cache_path(Path(job.cache_directory), device.identity)
             data = read_cache_file(path, device.identity).data
             for _ in range(max(1, job.rounds)):
-                report = _run(device, image, _ONE, data).report
+                report = _run(device, image, _ONE, data, _NO_COSTS).report
                 hits, data = hits + report.cache_hits, report.cache_data or b""
                 sizes.append(len(data))
             if job.rounds:
@@ -305,20 +309,6 @@ def _opened(job: SampleJob | CacheJob) -> Iterator[tuple[QuarantinedSet, Profile
 
 
 @frozen
-class RunSettings:
-    """The settings of a run; all others are those of `compile`."""
-
-    mode: CacheMode
-    workers: int
-    batch: int = BATCH_LIMIT  # Largest number of pipelines in a call.
-    unites: bool = True  # Whether duplicates are compiled once.
-    keep: bool = False  # Whether pipelines are kept until the end of the run.
-
-
-_ONE: Final = RunSettings(CacheMode.SHARED, 1)
-
-
-@frozen
 class _Ran:
     report: RunReport
     schedule: CompileSchedule
@@ -339,35 +329,31 @@ class _MergeClock(DriverObserver):
             self.driver_ns += time.perf_counter_ns() - call
 
 
-def settings_of(job: SampleJob) -> RunSettings:
-    """The settings of a sample's run."""
-    # Passes stand for a larger set, so repeated pipelines are not duplicates here.
-    return RunSettings(job.mode, job.workers, job.batch, unites=job.passes == 1, keep=True)
-
-
 def _run(
     device: Device,
     image: CreateInfoImage,
-    settings: RunSettings,
+    options: RunOptions,
     primary: bytes | HeldPipelines,
-    costs: RecordedCosts | None = None,
+    costs: RecordedCosts,
+    *,
+    batch: int = BATCH_LIMIT,
+    unites: bool = True,
 ) -> _Ran:
-    known = RecordedCosts(None) if costs is None else costs
-    on_demand, began = settings.mode is CacheMode.BINARIES, time.perf_counter_ns()
+    """A run as in `compile`, with so many pipelines in a call; duplicates are compiled once if it unites."""
+    on_demand, began = options.mode is CacheMode.BINARIES, time.perf_counter_ns()
     warm = primary.is_filled if isinstance(primary, HeldPipelines) else bool(primary)
     with closing(device.prepare(image, modules_on_demand=on_demand)) as prepared:
         prepare_ns = time.perf_counter_ns() - began
         schedule = CompileSchedule(
             prepared,
-            settings.mode,
-            settings.workers,
-            known.of(image),
+            options.mode,
+            options.workers or available_workers(),
+            costs.of(image),
             held=np.ones(len(image), np.bool_) if warm else None,
-            batch=settings.batch,
-            unites=settings.unites,
+            batch=batch,
+            unites=unites,
         )
         schedule.ask_keys(device, PipelineKeyUse.AUTO)
-        options = RunOptions(workers=settings.workers, mode=settings.mode, keep=settings.keep)
         run = partial(
             run_pipelines, device, prepared, options, primary=primary, scheduler=schedule.scheduler()
         )

@@ -14,7 +14,7 @@ import trio
 
 from orchestrator.bench.jobs import FillJob, ProbeJob, SampleJob
 from orchestrator.bench.rows import Start
-from orchestrator.bench.take import fill, probe, settings_of, take_sample
+from orchestrator.bench.take import fill, probe, take_sample
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import simulated_identity
@@ -101,13 +101,9 @@ def test_what_cannot_be_made_of_a_set_is_counted_as_skipped(recorded: tuple[str]
     assert (row.set_pipelines, row.pipelines, row.created, row.skipped) == (5, 4, 4, 1)
 
 
-def test_duplicates_are_made_after_their_originals_and_the_passes_of_a_set_are_none(
-    recorded: tuple[str],
-) -> None:
+def test_duplicates_are_made_after_their_originals(recorded: tuple[str]) -> None:
     row = take_sample(sample_job(recorded, duplicates=1.0, workers=4))
     assert (row.created, row.hits, row.duplicate_keys) == (8, 4, 0)
-    assert settings_of(sample_job(recorded)).unites
-    assert not settings_of(sample_job(recorded, passes=2)).unites
 
 
 def test_a_sample_and_a_compile_are_scheduled_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
