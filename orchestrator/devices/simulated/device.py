@@ -227,7 +227,7 @@ class SimulatedDevice(Device):
                 # In ascending order, because libraries precede the pipelines that link them.
                 for place in sorted(range(len(indices)), key=numbers.__getitem__):
                     index = numbers[place]
-                    if identified and self._misses(bound, index):
+                    if identified and self._misidentified(bound, index):
                         made = Creation(PIPELINE_COMPILE_REQUIRED)
                     elif not bound.is_usable(index):
                         made = Creation(ERROR_UNKNOWN)
@@ -284,9 +284,6 @@ class SimulatedDevice(Device):
     def _code_identifier(self, bound: SimulatedPipelines, module: int) -> bytes:
         bound.image.modules[module].load()
         return self.driver.module_identifier(bound.image.modules[module].key)
-
-    def _misses(self, bound: SimulatedPipelines, index: int) -> bool:
-        return bound.keys[index] in self._options.bugs.spurious_misses or self._misidentified(bound, index)
 
     def _misidentified(self, bound: SimulatedPipelines, index: int) -> bool:
         identified, modules = bound.identified, bound.image.modules

@@ -71,9 +71,6 @@ class DriverBugs:
     one_pipeline_key: frozenset[PipelineKind] = field(default=frozenset(), converter=_kinds)
     # creating these from their binaries returns VK_ERROR_OUT_OF_HOST_MEMORY
     binaries_refused: frozenset[int] = field(default=frozenset(), converter=_keys)
-    # creating these from identifiers of their modules returns VK_PIPELINE_COMPILE_REQUIRED regardless of the
-    # cache, as VK_EXT_shader_module_identifier allows
-    spurious_misses: frozenset[int] = field(default=frozenset(), converter=_keys)
     # VkResult of compiling, by key, such as -1, VK_ERROR_OUT_OF_HOST_MEMORY
     results: Mapping[int, int] = field(factory=dict)
 
