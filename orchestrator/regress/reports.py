@@ -12,7 +12,7 @@ import numpy as np
 
 from orchestrator.regress.comparison import ExecutableTotals, Rows, SideComparison, StatisticChange
 from orchestrator.regress.directions import Statistic
-from orchestrator.regress.results import Side, number_text
+from orchestrator.regress.results import Side
 from orchestrator.regress.rules import RuleVerdict
 from orchestrator.regress.times import TimeChange
 
@@ -28,8 +28,10 @@ def percent_text(before: float, after: float) -> str:
     return f"{after / before - 1:+.2%}"
 
 
-def sum_text(value: float) -> str:
-    """A sum of a statistic."""
+def number_text(value: float) -> str:
+    """A value of a statistic, or a sum of it; "" where there is none."""
+    if np.isnan(value):
+        return ""
     return f"{value:.0f}" if float(value).is_integer() else f"{value:.6g}"
 
 
@@ -39,7 +41,7 @@ def change_line(change: StatisticChange) -> str:
     if change.better and change.worse:
         parts = (percent_text(change.before, change.before + each) for each in (change.gain, change.loss))
         split = f"; split: {', '.join(parts)}"
-    before, after = sum_text(change.before), sum_text(change.after)
+    before, after = number_text(change.before), number_text(change.after)
     return (
         f"{change.statistic.short}: {before} -> {after} ({percent_text(change.before, change.after)}){split}"
     )
@@ -70,12 +72,12 @@ def place_text(found: SideComparison, place: int) -> str:
 def value_texts(found: SideComparison, statistic: Statistic, places: Rows) -> list[tuple[str, str, str]]:
     """Before, after and the change in percent, of executables."""
     pairs = zip(*(each.tolist() for each in found.values(statistic, places)), strict=True)
-    return [(sum_text(one), sum_text(other), percent_text(one, other)) for one, other in pairs]
+    return [(number_text(one), number_text(other), percent_text(one, other)) for one, other in pairs]
 
 
 def time_line(time: TimeChange) -> str:
     """Compile time in a sentence."""
-    ratio, cpu = time.driver, time.cpu.ratio
+    ratio, cpu = time.difference.ratio, time.cpu.ratio
     return (
         f"compile time {time.before_s:.3f} s -> {time.after_s:.3f} s: {ratio.median - 1:+.2%} "
         f"[{ratio.low - 1:+.2%}, {ratio.high - 1:+.2%}], A/A within {time.difference.noise - 1:.2%}: "

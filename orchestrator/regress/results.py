@@ -293,12 +293,3 @@ def add_inspected(builder: ResultBuilder, application: str, pipelines: Sequence[
         np.fromiter((one.subgroup_size for _, one in rows), np.int64, len(rows)),
         {name: statistic(name) for name in names},
     )
-
-
-def number_text(value: float | np.uint64 | np.float64) -> str:
-    """A value as text; "" where there is none."""
-    if isinstance(value, np.uint64):
-        return f"0x{int(value):016x}" if value else ""
-    if np.isnan(value):
-        return ""
-    return str(int(value)) if float(value).is_integer() else f"{value:g}"

@@ -106,7 +106,7 @@ def _judged(rule: FailRule, amount: float, told: str) -> RuleVerdict:
 def _judge_time(rule: FailRule, time: TimeChange | None) -> RuleVerdict:
     if time is None:
         return RuleVerdict(rule.text, False, "compile time was not measured: --time N does it")
-    broken = _is_beyond(rule, time.difference) if rule.name else not time.is_decided
+    broken = _is_beyond(rule, time.difference) if rule.name else not time.difference.decided
     return RuleVerdict(rule.text, broken, f"{_ratio_text(time.difference)}, {time.verdict}")
 
 

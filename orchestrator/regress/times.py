@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from orchestrator.bench.statistics import Difference, Estimate, paired_ratio
+from orchestrator.bench.statistics import Difference, paired_ratio
 from orchestrator.run.records import Hash, Record
 
 LEAST_ROUNDS: Final = 3
@@ -50,19 +50,9 @@ class TimeChange:
     pipelines: int
     before_s: float  # driver's time of all pipelines, median of the samples
     after_s: float
-    difference: Difference  # of the driver's time
+    difference: Difference  # of the driver's time, after over before
     cpu: Difference  # of the time of the threads' CPU clocks
     changed: tuple[TimedPipeline, ...]  # the largest changes first; none where there are too few rounds
-
-    @property
-    def driver(self) -> Estimate:
-        """Ratio of the driver's time, after over before."""
-        return self.difference.ratio
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether the rule gives a verdict."""
-        return self.difference.decided
 
     @property
     def verdict(self) -> str:

@@ -53,7 +53,7 @@ def test_what_is_planted_in_all_is_found_in_the_sum(factor: float, verdict: str)
     planted = samples(3, factor, planted=PIPELINES)
     change = time_change(named(), planted, planted)
     assert change.verdict == verdict
-    assert change.driver.median == pytest.approx(factor, rel=0.02)
+    assert change.difference.ratio.median == pytest.approx(factor, rel=0.02)
 
 
 def test_two_rounds_are_too_few_for_one_pipeline() -> None:
