@@ -290,7 +290,8 @@ def test_one_socket_may_be_both(call: Call, small_set: Path, tmp_path: Path) -> 
         ours.sendall((command("cancel", pipelines=KEYS[:1]) + command("stop", id="s")).encode())
         ours.shutdown(socket.SHUT_WR)
         ends = ("--progress", f"jsonl:{theirs.fileno()}", "--control", str(theirs.fileno()))
-        done = call("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path, "--quiet", *ends)
+        here = ("-d", "simulated", "--in-process", "--cache-dir", tmp_path)
+        done = call("compile", small_set, *here, "--quiet", *ends)
         theirs.close()
         with ours.makefile("r") as lines:
             events = [json.loads(each) for each in lines]

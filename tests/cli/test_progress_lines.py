@@ -43,8 +43,8 @@ def test_a_compile_tells_its_parent_what_it_does(call: Call, small_set: Path, tm
     path = tmp_path / "progress"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
     os.set_inheritable(descriptor, True)  # as what a caller gives
-    options = ("-d", "simulated", "--progress", f"jsonl:{descriptor}", "--cache-dir", tmp_path / "cache")
-    done = call("compile", small_set, *options, "--json")
+    here = ("-d", "simulated", "--in-process", "--cache-dir", tmp_path / "cache")
+    done = call("compile", small_set, *here, "--progress", f"jsonl:{descriptor}", "--json")
     os.close(descriptor)
     assert done.code == ExitCode.OK
     found = events(path)

@@ -96,7 +96,7 @@ def test_a_sample_is_the_same_each_time_fits_and_needs_nothing_else(
     content = out.read_bytes()
     call(*given, "--by-cost", "--cache-dir", compiled_folder)
     assert out.read_bytes() == content
-    done = call("compile", out, "-d", "simulated", "--mode", "none", "--json")
+    done = call("compile", out, "-d", "simulated", "--in-process", "--mode", "none", "--json")
     assert done.document["outcomes"]["compiled"] == by_cost.document["pipelines"] > 0
 
 
