@@ -63,7 +63,7 @@ def write_permuted(
     shaders: set[str] = set()
     entries: list[_Entry] = []
     count = 0
-    with ArchiveWriter(out, level=1) as writer, ProcessPoolExecutor(available_workers()) as pool:
+    with ArchiveWriter(out) as writer, ProcessPoolExecutor(available_workers()) as pool:
         for path in sources:
             with PipelineSet.open(path) as source:
                 for tag in _SHARED_TAGS:

@@ -32,9 +32,9 @@ _PARAMETERS = struct.Struct("<4I")
 _PAYLOAD_MAX = 0xFFFFFFFF
 
 
-def deflated(payload: bytes, level: int = 6) -> StoredPayload:
+def deflated(payload: bytes) -> StoredPayload:
     """A payload as a writer stores it: deflated where that makes it smaller."""
-    data = zlib.compress(payload, level)
+    data = zlib.compress(payload)
     smaller = len(data) < len(payload)
     data = data if smaller else payload
     return StoredPayload(data, FLAG_DEFLATE if smaller else FLAG_RAW, zlib.crc32(data), len(payload))
@@ -46,19 +46,17 @@ class ArchiveWriter:
     As a context manager it commits at the end of the block, or discards what was written if the block raises.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | int, *, level: int = 6) -> None:
+    def __init__(self, path: str | os.PathLike[str] | int) -> None:
         """Begin an archive.
 
         Args:
             path: The path, whose old file is replaced at commit; or the descriptor of an empty unnamed file,
                 which is written directly and stays the caller's.
-            level: zlib's compression level, 1 to 9; payloads that deflating makes smaller are deflated.
 
         Raises:
             ArchiveError: The directory does not take a new file.
         """
         self._path = f"descriptor {path}" if isinstance(path, int) else os.fspath(path)
-        self._level = level
         self._names: set[tuple[int, int]] = set()
         self._offset = 0
         self._temporary: Path | None = None
@@ -93,7 +91,7 @@ class ArchiveWriter:
         """
         if (tag, key) in self._names:
             return False
-        return self.add_stored(tag, key, deflated(payload, self._level))
+        return self.add_stored(tag, key, deflated(payload))
 
     def add_stored(self, tag: RecordTag, key: int, stored: StoredPayload) -> bool:
         """As `add`, with a payload as stored in another archive.

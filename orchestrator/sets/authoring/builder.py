@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import or_
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 from attrs import define, field
@@ -33,7 +33,6 @@ from orchestrator.sets.archive.state_hashes import (
     FRAGMENT_SHADER,
     PRE_RASTERIZATION,
     VERTEX_INPUT,
-    SubpassUse,
     state_hash,
     subpass_uses,
 )
@@ -111,8 +110,7 @@ class PipelineSetBuilder:
     _keys: dict[RecordTag, set[int]] = field(init=False, factory=dict)
     _interfaces: dict[int, ShaderInterface] = field(init=False, factory=dict)
     _guessed: set[int] = field(init=False, factory=set)  # modules of whose interface only stages are known
-    _render_passes: dict[int, dict[str, object]] = field(init=False, factory=dict)
-    _subpasses: dict[int, tuple[SubpassUse, ...]] = field(init=False, factory=dict)
+    _render_passes: dict[int, Any] = field(init=False, factory=dict)  # decoded
     _application: int | None = field(init=False, default=None)
     _libraries: dict[int, _Library] = field(init=False, factory=dict)
 
@@ -306,9 +304,7 @@ class PipelineSetBuilder:
         """Add a render pass; `encode_render_pass` of this module describes its short form."""
         encoded = encode_render_pass(document, self.where, version=version)
         table = "renderPasses2" if version == 2 else "renderPasses"
-        key = self._add(RecordTag.RENDER_PASS, encoded, table)
-        self._render_passes.setdefault(key, encoded)
-        return key
+        return self._add(RecordTag.RENDER_PASS, encoded, table)
 
     def _require(self, tag: RecordTag, keys: object, what: str) -> None:
         known = self._keys.get(tag, set())
@@ -326,9 +322,9 @@ class PipelineSetBuilder:
             value = decode_document(tag, 0, unnamed)
         except RecordError as error:
             raise ManifestError(f"{self.where}: {error.reason}") from error
-        key = state_hash(value, self._subpasses.__getitem__)
+        key = state_hash(value, lambda render_pass: subpass_uses(self._render_passes[render_pass]))
         if tag is RecordTag.RENDER_PASS:
-            self._subpasses[key] = subpass_uses(value)
+            self._render_passes.setdefault(key, value)
         if key not in self._keys.get(tag, ()):
             named = msgspec.json.encode({"version": FORMAT_VERSION, table: {handle(key): document}})
             self._put(tag, key, named)
@@ -539,8 +535,8 @@ class PipelineSetBuilder:
     def _drawn(self, parts: int, rendering: Rendering | Subpass | None) -> tuple[Attachments, Members | None]:
         if isinstance(rendering, Subpass):
             self._require(RecordTag.RENDER_PASS, [rendering.render_pass], "render pass")
-            encoded = self._render_passes[rendering.render_pass]
-            return subpass_attachments(encoded, rendering.subpass, self.where), None
+            render_pass = self._render_passes[rendering.render_pass]
+            return subpass_attachments(render_pass, rendering.subpass, self.where), None
         if rendering is not None:
             if not isinstance(rendering, Rendering):
                 raise ManifestError(f"{self.where}: Rendering or Subpass is expected, not {rendering!r}")

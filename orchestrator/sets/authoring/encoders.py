@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from attrs import Factory, evolve, frozen
 
@@ -489,22 +489,18 @@ def encode_render_pass(document: Members, where: str, *, version: int = 2) -> di
     return encode_structure(f"VkRenderPassCreateInfo{suffix}", full, where)
 
 
-def subpass_attachments(render_pass: Members, subpass: int, where: str) -> Attachments:
-    """The attachments of a pipeline for a subpass of an encoded render pass."""
-    subpasses = sequence(render_pass["subpasses"], where)
+def subpass_attachments(render_pass: Any, subpass: int, where: str) -> Attachments:
+    """The attachments of a pipeline for a subpass of a decoded render pass."""
+    subpasses = render_pass.pSubpasses
     if not 0 <= subpass < len(subpasses):
         raise ManifestError(
             f"{where}: subpass {subpass} does not exist; the render pass has {len(subpasses)}"
         )
-    chosen = table_of(subpasses[subpass], where)
-    colors = sequence(chosen.get("colorAttachments", ()), where)
-    reference = chosen.get("depthStencilAttachment")
-    index = table_of(reference, where)["attachment"] if reference is not None else _UNUSED
-    kinds = ""
-    if isinstance(index, int) and index != _UNUSED:
-        number = table_of(sequence(render_pass["attachments"], where)[index], where)["format"]
-        kinds = components(number) if isinstance(number, int) else ""
-    return Attachments(len(colors), "D" in kinds, "S" in kinds)
+    chosen, kinds = subpasses[subpass], ""
+    reference = chosen.pDepthStencilAttachment
+    if reference is not None and reference.attachment != _UNUSED:
+        kinds = components(render_pass.pAttachments[reference.attachment].format)
+    return Attachments(len(chosen.pColorAttachments or ()), "D" in kinds, "S" in kinds)
 
 
 def _attachment(value: object, where: str, suffix: str) -> dict[str, object]:

@@ -37,7 +37,7 @@ from orchestrator.sets.image.built import (
 )
 from orchestrator.sets.image.built import BuiltImage as BuiltImage
 from orchestrator.sets.image.built import Problem as Problem
-from orchestrator.sets.image.create_infos import CreateInfoError, Heap, Piece, at_heap, packer
+from orchestrator.sets.image.create_infos import FLAGS_2, CreateInfoError, Heap, Piece, at_heap, packer
 from orchestrator.sets.image.documents import (
     PipelineDocument,
     PipelineDocuments,
@@ -45,7 +45,7 @@ from orchestrator.sets.image.documents import (
     stages_of,
 )
 from orchestrator.sets.image.layout import ImageLayout
-from orchestrator.sets.image.packed import FLAGS_2, Packed
+from orchestrator.sets.image.packed import Packed
 from orchestrator.sets.image.rearranged import without_unused
 from orchestrator.sets.needs.descriptors import DescriptorCounts, count_descriptors
 from orchestrator.sets.needs.requirements import Malformed, RequirementChecker

@@ -110,8 +110,8 @@ def at_heap(offset: int, own: int) -> int:
     return offset if offset >= 0 else own - 1 - offset
 
 
-#: Structures that a device may patch for one pipeline, so that two pipelines must not share them.
-UNIQUE_STRUCTS = frozenset({"VkPipelineCreateFlags2CreateInfo"})
+FLAGS_2: Final = "VkPipelineCreateFlags2CreateInfo"
+"""The structure that a device may patch for one pipeline, so that two pipelines must not share it."""
 
 
 # Where the registry's word on which arrays may be left out beside their count is not the whole truth. These
@@ -232,7 +232,7 @@ def _chain(entries: Sequence[Any], heap: Heap) -> int:
         each = packer(type(entry).__name__)
         piece = each.pack(entry, heap)
         piece.pointers += pointers
-        pointers = [(POINTER_SIZE, heap.place(piece, unique=each.struct.name in UNIQUE_STRUCTS))]
+        pointers = [(POINTER_SIZE, heap.place(piece, unique=each.struct.name == FLAGS_2))]
     return pointers[0][1]
 
 

@@ -20,9 +20,8 @@ from attrs import frozen
 
 from orchestrator.devices.image import PNEXT, Indices, Offsets
 from orchestrator.registry import registry
-from orchestrator.sets.image.create_infos import Piece
+from orchestrator.sets.image.create_infos import FLAGS_2, Piece
 
-FLAGS_2: Final = "VkPipelineCreateFlags2CreateInfo"
 _NOTHING: Final = -(1 << 62)
 
 
