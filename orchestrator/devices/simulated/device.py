@@ -53,7 +53,7 @@ from orchestrator.devices.request import (
     EnabledCapabilities,
 )
 from orchestrator.devices.simulated.cache import SimulatedCache
-from orchestrator.devices.simulated.driver import Creation, SimulatedDriver
+from orchestrator.devices.simulated.driver import IDENTIFIER_ALGORITHM, Creation, SimulatedDriver
 from orchestrator.devices.simulated.options import SimulatedOptions, without_bumped_uuid
 from orchestrator.errors import DeviceError
 
@@ -149,7 +149,7 @@ class SimulatedDevice(Device):
     @property
     def identifier_algorithm(self) -> bytes:
         """See `Device.identifier_algorithm`."""
-        return self._options.identifier_algorithm if self.features.shader_module_identifiers else b""
+        return IDENTIFIER_ALGORITHM if self.features.shader_module_identifiers else b""
 
     @property
     def binary_properties(self) -> BinaryProperties:
@@ -408,9 +408,9 @@ class SimulatedDevice(Device):
         with self._mutex:
             return tuple(self._records)
 
-    def wait_until_hung(self, count: int = 1, timeout_s: float = 30.0) -> bool:
-        """Wait until `count` compiles hang (`DriverBugs.hang`); False after the timeout."""
-        return self.driver.hangs.wait_until_hung(count, timeout_s)
+    def wait_until_hung(self, timeout_s: float = 30.0) -> bool:
+        """Wait until a compile hangs (`DriverBugs.hang`); False after the timeout."""
+        return self.driver.hangs.begun.wait(timeout_s)
 
     def release_hangs(self) -> None:
         """Let all compiles that hang continue; later ones do not hang."""

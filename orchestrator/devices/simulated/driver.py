@@ -11,6 +11,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from typing import Final
 
 from attrs import frozen
 
@@ -31,6 +32,8 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated.cache import CacheEntry, SimulatedCache, encode_header, parse_data
 from orchestrator.devices.simulated.options import CacheOperation, SimulatedOptions
 
+IDENTIFIER_ALGORITHM: Final = b"simulated module"  # shaderModuleIdentifierAlgorithmUUID
+
 
 @frozen
 class Creation:
@@ -45,29 +48,20 @@ class Hangs:
     """Blocks compiles that hang until they are released."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._hung = 0
-        self._result: int | None = None
+        self.begun = threading.Event()  # One hangs, or did.
+        self._released = threading.Event()
+        self._result = SUCCESS
 
     def hang(self) -> int:
         """Block until `release`; returns its result."""
-        with self._changed:
-            self._hung += 1
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._result is not None)
-            self._hung -= 1
-            return SUCCESS if self._result is None else self._result
+        self.begun.set()
+        self._released.wait()
+        return self._result
 
     def release(self, result: int) -> None:
         """Release all compiles that hang, now and later, with a result."""
-        with self._changed:
-            self._result = result
-            self._changed.notify_all()
-
-    def wait_until_hung(self, count: int, timeout_s: float) -> bool:
-        """Wait until `count` calls hang; False after the timeout."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._hung >= count, timeout_s)
+        self._result = result
+        self._released.set()
 
 
 class SimulatedDriver:
@@ -112,7 +106,7 @@ class SimulatedDriver:
 
     def module_identifier(self, module: int) -> bytes:
         """The result of vkGetShaderModuleIdentifierEXT for a module, by its key in the set, 32 bytes."""
-        told = module.to_bytes(8, "little") + self._options.identifier_algorithm
+        told = module.to_bytes(8, "little") + IDENTIFIER_ALGORITHM
         return hashlib.blake2b(told, digest_size=32, person=b"identifier").digest()
 
     def binaries_of(self, key: int, modules: Sequence[int]) -> tuple[PipelineBinary, ...]:

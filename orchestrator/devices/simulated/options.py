@@ -182,7 +182,6 @@ class SimulatedOptions:
     bugs: DriverBugs = field(factory=DriverBugs)
     # its properties of pipeline binaries
     binary_properties: BinaryProperties = field(factory=BinaryProperties)
-    identifier_algorithm: bytes = b"simulated module"  # shaderModuleIdentifierAlgorithmUUID, 16 bytes
     # keys of the pipelines in the driver's own cache, if it has one
     internal_cache: frozenset[int] = field(default=frozenset(), converter=_keys)
     # pipelines that share the binary of another one, by key: duplicates that only the driver can detect
