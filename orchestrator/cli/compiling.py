@@ -552,16 +552,12 @@ def _show_targets(
     manifest: PackManifest | None,
 ) -> None:
     from orchestrator.cli.compile_report import show_end, show_results
-    from orchestrator.cli.documents import CompiledTarget, TargetsDocument
+    from orchestrator.cli.documents import CompiledTarget, TargetsDocument, filled
     from orchestrator.cli.packs import show_pack
 
     if output.json:
         targets = tuple(
-            CompiledTarget(
-                selector=each.selector,
-                problem=None if each.error is None else str(each.error),
-                report=each.report,
-            )
+            filled(CompiledTarget, each, problem=None if each.error is None else str(each.error))
             for each in results
         )
         pack = None if arguments.out is None else path_text(arguments.out)

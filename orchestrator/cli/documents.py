@@ -50,7 +50,7 @@ class Document(Record, frozen=True, kw_only=True):
     version: int = 1  # Version of the format.
 
 
-def filled(kind: type[_R], source: object, **more: Any) -> _R:
+def filled(kind: type[_R], source: object, /, **more: Any) -> _R:
     """A record with the fields that another object has under the same names, and more."""
     names = [each for each in kind.__struct_fields__ if each not in more and hasattr(source, each)]
     return kind(**{each: getattr(source, each) for each in names}, **more)
@@ -637,9 +637,9 @@ class HeldQuarantine(Record, frozen=True, kw_only=True):
 
     path: Path  # Path of the quarantine file.
     problem: str  # Why the file cannot be used, or "".
-    device_name: str
-    driver: str  # Name and version of the driver.
-    culprits: tuple[Culprit, ...]  # The pipelines.
+    device_name: str = ""
+    driver: str = ""  # Name and version of the driver.
+    culprits: tuple[Culprit, ...] = ()  # The pipelines.
 
 
 class QuarantineDocument(Document, frozen=True, kw_only=True):

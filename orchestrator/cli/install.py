@@ -171,15 +171,15 @@ def _install_release(
     done = deliver(source, directory, trust, selector=device, names=components, on_step=say)
     index = done.index
     out.document(
-        lambda: DeliveredDocument(
+        lambda: filled(
+            DeliveredDocument,
+            done,
             source=path_text(source.address),
             proven=trust is not None,
             name=index.name,
             release=index.release,
             device_name=done.device.device_name,
             driver=done.device.driver,
-            fetched_bytes=done.fetched_bytes,
-            components=done.components,
         )
     )
     out.line(styled(done.device.device_name, "head"), styled(f"  {done.device.driver}", "dim"))

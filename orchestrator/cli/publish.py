@@ -37,7 +37,7 @@ def publish_verb(
         out: The directory of the releases. What it has already stays.
         name: The name of the program, the same for all its releases.
     """
-    from orchestrator.cli.documents import PublishDocument
+    from orchestrator.cli.documents import PublishDocument, filled
     from orchestrator.packs.delivery import publish
     from orchestrator.stores.pack import Pack
 
@@ -46,14 +46,14 @@ def publish_verb(
     done = publish([Pack.open(each, trust) for each in packs], out, key, name)
     index = done.index
     output.document(
-        lambda: PublishDocument(
+        lambda: filled(
+            PublishDocument,
+            done,
             output=path_text(out),
             name=index.name,
             release=index.release,
             signed=key is not None,
             components=tuple(each.name for each in index.components),
-            files=done.files,
-            bytes=done.bytes,
         )
     )
     names = ", ".join(each.name for each in index.components)

@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from orchestrator.cli.application import CacheDirectory, JsonFlag
-from orchestrator.cli.documents import HeldQuarantine, QuarantineDocument
+from orchestrator.cli.documents import HeldQuarantine, QuarantineDocument, filled
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, key_text, path_text, plural, styled, table
 from orchestrator.cli.values import hash_number, named_directory
@@ -46,7 +46,10 @@ def quarantine_verb(
     found = quarantines(directory)
     output = Output(json=json)
     unusable = any(held is None for _, held, _ in found)
-    output.document(lambda: _document(directory, cleared, found))
+    records = (filled(HeldQuarantine, held, path=path, problem=problem) for path, held, problem in found)
+    output.document(
+        lambda: QuarantineDocument(directory=directory, cleared=cleared, quarantines=tuple(records))
+    )
     for path, held, problem in found:
         if cleared is None or held is None:
             _show(output, path, held, problem)
@@ -69,25 +72,6 @@ def _clear(directory: Path, keys: list[str]) -> int:
             "`orchestrator quarantine list` shows what is",
         )
     return sum(remove_culprits(path, keys or None) for path in usable)
-
-
-def _document(
-    directory: Path, cleared: int | None, found: list[tuple[Path, Quarantine | None, str]]
-) -> QuarantineDocument:
-    return QuarantineDocument(
-        directory=directory,
-        cleared=cleared,
-        quarantines=tuple(
-            HeldQuarantine(
-                path=path,
-                problem=problem,
-                device_name=held.device_name if held is not None else "",
-                driver=held.driver if held is not None else "",
-                culprits=held.culprits if held is not None else (),
-            )
-            for path, held, problem in found
-        ),
-    )
 
 
 def _show(output: Output, path: Path, held: Quarantine | None, problem: str) -> None:
