@@ -29,17 +29,12 @@ GROWTH_A_ROUND = 0.002
 """A cache that grows by more than this share in every round grows without bound."""
 _WARM_HITS = 0.99
 _ANSWERS = {
-    Judgement.HIGHER: "slower",
-    Judgement.LOWER: "faster",
-    Judgement.EQUAL: "no difference",
-    Judgement.UNDECIDED: "undecided",
+    Judgement.HIGHER: ("slower", "slower than"),
+    Judgement.LOWER: ("faster", "faster than"),
+    Judgement.EQUAL: ("no difference", "equal within 5 % to"),
+    Judgement.UNDECIDED: ("undecided", "undecided against"),
 }
-_MEANINGS = {
-    "slower": "slower than",
-    "faster": "faster than",
-    "no difference": "equal within 5 % to",
-    "undecided": "undecided against",
-}
+"""The answer, and its words before the rival."""
 
 
 @frozen
@@ -174,14 +169,14 @@ def compare(
         why = f", since {' and '.join(out)} did not fit the time limit" if out else ""
         words = f"{question}: not measured{why} ({counted(pairs, 'pair')} of the {LEAST_PAIRS} needed)."
         return Finding(question=question, answer="not measured", words=words, pairs=pairs)
-    ratio, answer = found.ratio, _ANSWERS[found.judgement]
+    ratio, (answer, meaning) = found.ratio, _ANSWERS[found.judgement]
     busy = (
         f"; threads waited for a processor for {found.busy:.0%} of the time"
         if found.busy > BUSY_SHARE
         else ""
     )
     words = (
-        f"{question}: {_MEANINGS[answer]} {against} ({ratio_text(ratio)} the time, "
+        f"{question}: {meaning} {against} ({ratio_text(ratio)} the time, "
         f"{counted(ratio.count, 'pair')}, noise ×{found.noise:.3g}{busy})."
     )
     return _finding(question, answer, words, found)
