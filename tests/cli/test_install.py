@@ -73,9 +73,6 @@ def test_a_pack_without_this_device_says_so_and_what_is_nearest(call: Call, tmp_
     assert done.code == ExitCode.PIPELINES_FAILED
     assert done.document["has_cache"] is False
     assert done.document["nearest"]["differs"][0] == "driverVersion is 0x2, not 0x1"
-    shown = call(*arguments)
-    assert "1 target, and none is of this device and driver" in shown.out
-    assert "driverVersion is 0x2, not 0x1" in shown.out
     assert not list((tmp_path / "cache").iterdir())
     # Another driver's device is near to nothing.
     identity = evolve(IDENTITY, driver_id=IDENTITY.driver_id + 1, device_id=IDENTITY.device_id + 1)
@@ -175,16 +172,14 @@ def test_merge_joins_packs_and_says_what_is_missing(call: Call, tmp_path: Path) 
     assert target["merged"] is True
     assert target["missing"] == ["game.foz: shard 3 of 3"]
     assert loaded_keys(path_in(tmp_path / "all"))[0] == UNION
-    shown = call("merge", one, two, "-o", tmp_path / "again")
-    assert "missing: simulated: game.foz: shard 3 of 3" in shown.out
-    assert "1 cache merged by the driver\n" in shown.out
     assert call("verify", tmp_path / "all").code == ExitCode.OK
     done = call("verify", tmp_path / "all", "--complete", "--json")
     assert done.code == ExitCode.BAD_INPUT
     (checked,) = done.document["checked"]
     assert checked["problems"] == ["simulated: missing game.foz: shard 3 of 3"]
     three = make_pack(tmp_path / "three", OLD, parts=[part(shard=3, shards=3)]).directory
-    assert call("merge", tmp_path / "all", three, "-o", tmp_path / "whole").code == ExitCode.OK
+    shown = call("merge", tmp_path / "all", three, "-o", tmp_path / "whole")
+    assert (shown.code, "1 cache merged by the driver\n" in shown.out) == (ExitCode.OK, True)
     assert call("verify", tmp_path / "whole", "--complete").code == ExitCode.OK
 
 
