@@ -76,6 +76,7 @@ def stage_bits() -> tuple[int, ...]:
     return tuple(sorted(each for each in numbers if each.bit_count() == 1))
 
 
+@lru_cache(maxsize=64)
 def _keys(row: DescriptorLimit) -> tuple[_Key, ...]:
     return tuple((enum_numbers()[f"VK_DESCRIPTOR_TYPE_{each}"], row.bindings) for each in row.types)
 
@@ -101,11 +102,11 @@ def exceeded_limit(answers: DeviceAnswers, sets: Sequence[DescriptorCounts]) -> 
     several = Counter(sets)
     plain, every = _sum(several, after_bind=False), _sum(several, after_bind=True)
     for row in DESCRIPTOR_LIMITS:
-        names = [each for each in (row.property, row.or_property) if each is not None]
+        count = _count(row, every if row.all_sets else plain)
+        names = [each for each in (row.property, row.or_property) if each is not None] if count else []
         known = [value for each in names if isinstance(value := answers.property(*each), int)]
-        if len(known) == len(names):
-            name = names[known.index(max(known))]
-            text = limit(answers, *name, _count(row, every if row.all_sets else plain))
+        if known and len(known) == len(names):
+            text = limit(answers, *names[known.index(max(known))], count)
             if text is not None:
                 return text
     return None
@@ -114,8 +115,9 @@ def exceeded_limit(answers: DeviceAnswers, sets: Sequence[DescriptorCounts]) -> 
 def _count(row: DescriptorLimit, counts: _Counts) -> int:
     """What counts of the descriptors of all sets: those of all stages, or of the stage with the most."""
     found = [counts[key] for key in _keys(row) if key in counts]
-    sums = [sum(each) for each in zip(*found, strict=True)] or [0]
-    return max(sums[1:], default=0) if row.is_per_stage() else sums[0]
+    if not row.is_per_stage():
+        return sum(each[0] for each in found)
+    return max([sum(each) for each in zip(*found, strict=True)][1:], default=0)
 
 
 def _sum(several: Counter[DescriptorCounts], *, after_bind: bool) -> _Counts:
