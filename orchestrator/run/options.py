@@ -433,7 +433,7 @@ class CompileOptions:
 
     @property
     def saves(self) -> bool:
-        """Whether anything is written: caches, and what is learned of pipelines, modules and the set."""
+        """Whether it writes caches, and what is learned of pipelines, modules and the set."""
         return not self.expect_hits
 
     @property
