@@ -424,7 +424,8 @@ def _remember(
         place = usable_directory(given.cache_dir)
         name = cache_path(place, report.device.identity).name
         paths = [str(Path(each).absolute()) for each in call.paths]
-        done = RememberedCompile.of(paths, options.selector, encoded, name, given.out)
+        pack = None if given.out is None else given.out.absolute()
+        done = RememberedCompile.of(paths, options.selector, encoded, name, pack)
         remember_compile(place, done)
 
 

@@ -27,8 +27,8 @@ class RememberedCompile(msgspec.Struct, frozen=True):
     def of(
         cls, paths: Iterable[str], selector: str, options: bytes, cache_file: str, pack: Path | None
     ) -> Self:
-        """A compile of archives, whose paths are absolute."""
-        of_pack = b"" if pack is None else os.fsencode(pack.absolute())
+        """A compile of archives for a pack or none; all paths are absolute."""
+        of_pack = b"" if pack is None else os.fsencode(pack)
         return cls(tuple(map(os.fsencode, paths)), selector, options, cache_file, of_pack)
 
     @property
