@@ -225,7 +225,9 @@ def bench_verb(
         raise lost
     if damage:
         output.message(styled(damage, "bad"))
-    return _exit_code(outcome, damaged=bool(damage))
+    if outcome.stopped == "interrupted":
+        return ExitCode.INTERRUPTED
+    return ExitCode.PIPELINES_FAILED if outcome.failed or damage else ExitCode.OK
 
 
 def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Path | None:
@@ -241,12 +243,6 @@ def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Pa
     page = out / _PAGE
     write_document(page, html_report(report, timelines).encode())
     return page
-
-
-def _exit_code(outcome: BenchOutcome, *, damaged: bool) -> ExitCode:
-    if outcome.stopped == "interrupted":
-        return ExitCode.INTERRUPTED
-    return ExitCode.PIPELINES_FAILED if outcome.failed or damaged else ExitCode.OK
 
 
 def report_of(outcome: BenchOutcome) -> ContentionReport | None:

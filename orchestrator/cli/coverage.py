@@ -125,20 +125,17 @@ def _matrix(found: Sequence[Coverage]) -> Table:
     for each in found:
         missing = len(each.missing)
         about = "" if each.timed == missing else "about "
+        is_known = each.held + each.left_out + missing == each.pipelines
         made.add_row(
             styled(each.target.selector or each.target.device_name, "head"),
             f"{each.pipelines:,}",
             f"{each.held:,}",
             styled(f"{each.left_out:,}", "warn" if each.left_out else "dim"),
             styled(f"{missing:,}", "bad" if missing else "good"),
-            about + seconds_text(each.missing_s) if missing else "nothing" if _is_known(each) else "?",
+            about + seconds_text(each.missing_s) if missing else "nothing" if is_known else "?",
             styled("looked up", "good") if each.proven else styled("by its notes", "dim"),
         )
     return made
-
-
-def _is_known(coverage: Coverage) -> bool:
-    return coverage.held + coverage.left_out + len(coverage.missing) == coverage.pipelines
 
 
 def _document(coverage: Coverage) -> CoveredTarget:

@@ -82,7 +82,10 @@ def devices_verb(
     if listing.dead:
         output.message(f"next:  {without_dead(listing)}")
         return ExitCode.NO_DEVICE
-    _hints(output)
+    output.line(
+        "RADV compiles for AMD GPUs without the hardware: --device radv:navi21, radv:navi31, radv:vega10, ..."
+    )
+    output.line("Without a driver: --device simulated (deterministic; a model of a driver, compiles nothing)")
     return ExitCode.OK
 
 
@@ -178,10 +181,3 @@ def _show(output: Output, index: int, entry: DeviceEntry) -> None:
             rows.append(("layers", ", ".join(features.layers)))
     output.facts(rows)
     output.line("")
-
-
-def _hints(output: Output) -> None:
-    output.line(
-        "RADV compiles for AMD GPUs without the hardware: --device radv:navi21, radv:navi31, radv:vega10, ..."
-    )
-    output.line("Without a driver: --device simulated (deterministic; a model of a driver, compiles nothing)")

@@ -104,7 +104,11 @@ def regress_verb(
     rules = fail_rules(arguments.fail_on, DEFAULT_RULES)
     _check(sets, arguments)
     try:
-        judged = _compiled(sets, arguments, rules, output) if arguments.is_live else _read(sets, rules)
+        if arguments.is_live:
+            judged = _compiled(sets, arguments, rules, output)
+        else:
+            first, second = (read_results(Path(each)) for each in sets)
+            judged = [_Judged((), compare_results(first, second), rules)]
     except OrchestratorError as error:
         if not arguments.bisect or isinstance(error, UsageError):
             raise
@@ -145,11 +149,6 @@ def _check(sets: Sequence[str], given: RegressArguments) -> None:
     if given.out is not None:
         with extra("report", "--out"):
             import orchestrator.regress.page  # noqa: F401 - before anything is compiled
-
-
-def _read(paths: Sequence[str], rules: Sequence[FailRule]) -> list[_Judged]:
-    first, second = (read_results(Path(each)) for each in paths)
-    return [_Judged((), compare_results(first, second), rules)]
 
 
 @contextmanager
