@@ -85,14 +85,11 @@ FindSubpasses = Callable[[int], Sequence[SubpassUse]]
 """Gives the subpasses of a render pass by its key; raises LookupError for an unknown one."""
 
 
-def _no_subpasses(render_pass: int) -> Sequence[SubpassUse]:
-    raise LookupError(f"render pass {render_pass:016x}")
-
-
 @frozen
 class _Context:
     """What the words of a structure depend on besides the structure."""
 
+    subpasses: FindSubpasses
     dynamic: frozenset[int] = frozenset()  # dynamic states of the pipeline
     parts: int = 0  # VkGraphicsPipelineLibraryFlagsEXT that are hashed; 0 outside graphics pipelines
     # The parts that the pipeline describes; only their state counts. They are fewer than `parts` in a library
@@ -100,7 +97,6 @@ class _Context:
     # it as a whole pipeline.
     described: int = 0
     render_pass: bool = True  # whether it has one
-    subpasses: FindSubpasses = _no_subpasses
 
     def on(self, name: str) -> bool:
         return _dynamic_states()[name] in self.dynamic
@@ -120,7 +116,7 @@ def state_hash(value: Any, subpasses: FindSubpasses) -> int:
         LookupError: The render pass or its subpass is missing, so that the key cannot be computed.
     """
     words: list[int] = []
-    _write(value, words, _Context(subpasses=subpasses))
+    _write(value, words, _Context(subpasses))
     return hash_values(words)
 
 
@@ -525,7 +521,7 @@ def _pipeline_context(pipeline: Any, subpasses: FindSubpasses) -> _Context:
     described = libraries[0].flags if libraries and pipeline.flags & _LIBRARY else ALL_PARTS
     parts = ALL_PARTS if _chained(pipeline, "VkPipelineCreateFlags2CreateInfo") else described
     render_pass = bool(described & ~VERTEX_INPUT and pipeline.renderPass)
-    return _Context(states, parts, described, render_pass, subpasses)
+    return _Context(subpasses, states, parts, described, render_pass)
 
 
 def _subpass_use(pipeline: Any, context: _Context) -> SubpassUse:
