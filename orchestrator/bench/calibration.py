@@ -93,15 +93,10 @@ def calibrate(
 ) -> Calibrated:
     """Calibrate a device. Takes minutes; blocking.
 
-    Args:
-        set_paths: The archives, or one manifest.
-        device: The selector.
-        rounds: Samples of each contender; fewer once it is decided, three times as many while it is not.
-        workers: Largest number of workers to try; None for one per processor.
-        time_limit_s: Take no sample after this time.
-        profiles: The directory of key profiles and quarantines, as for `compile`; None for none.
-        on_progress: Called before each process.
-        run_job: Does one job; by default in its own process.
+    The set is archives, or one manifest. Each contender gets `rounds` samples; fewer once it is decided,
+    three times as many while it is not. At most `workers` are tried; None for one per processor. No sample
+    is taken after `time_limit_s`, s. `profiles` is the directory of key profiles and quarantines, as for
+    `compile`. `on_progress` is called before each process. `run_job` does one job.
 
     Raises:
         NoDeviceError: There is no such device.
@@ -240,9 +235,6 @@ class _Calibration:
         passes = _FILL_PASSES if mode == CacheMode.SHARED else 0
         return self._do(what, FillJob(**self._set(directory), workers=workers, mode=mode, passes=passes))
 
-    def _ask(self, what: str, directory: str, rounds: int = 0) -> Answer:
-        return self._do(what, ProbeJob(**self._set(directory), rounds=rounds))
-
     def _set(self, directory: str) -> dict[str, Any]:
         return {
             "set_paths": self.set_paths,
@@ -254,7 +246,7 @@ class _Calibration:
     def _probe(self) -> ProbeResult:
         result = ProbeResult(set_pipelines=self.filled.pipelines, cold_hits=self.filled.hits)
         began = time.monotonic()
-        looked_up = self._ask("looking up in a new process", "shared")
+        looked_up = self._do("looking up in a new process", ProbeJob(**self._set("shared")))
         self.probe_s = time.monotonic() - began
         if not isinstance(looked_up, Probed):
             return evolve(result, problem=reason_of(looked_up))
@@ -262,10 +254,11 @@ class _Calibration:
         if not result.cache_keeps:
             return result
         compiled = self._fill("compiling with a cache for each worker", "merged", CacheMode.PER_WORKER)
-        again = self._ask("looking up what was merged", "merged")
+        again = self._do("looking up what was merged", ProbeJob(**self._set("merged")))
         if isinstance(compiled, Filled) and isinstance(again, Probed):
             result = evolve(result, merged_hits=again.hits, merge_warnings=compiled.warnings)
-        grown = self._ask("loading and reading over and over", "shared", _GROWTH_ROUNDS)
+        grow = ProbeJob(**self._set("shared"), rounds=_GROWTH_ROUNDS)
+        grown = self._do("loading and reading over and over", grow)
         if isinstance(grown, Probed):
             result = evolve(result, sizes=grown.sizes)
         failed = [each for each in (compiled, again, grown) if not isinstance(each, Filled | Probed)]

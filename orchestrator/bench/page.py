@@ -131,6 +131,7 @@ def figures_of(cells: Sequence[CellReport], timelines: Mapping[Cell, Sequence[Tr
         *(_boxes(cells, title, value) for title, value in _FIGURES.items()),
         *_latencies(largest, f"compiled, {workers}", lambda each: each.compiled_latency),
         *_latencies(largest, f"found in the cache, {workers}", lambda each: each.hit_latency),
+        *_by_kind(largest, workers),
         *(_timeline(each.cell, timelines[each.cell]) for each in largest if each.cell in timelines),
     ]
 
@@ -166,6 +167,19 @@ def _latencies(
         x_axis = {"title": "share of the pipelines that took at most this", "type": "category"}
         title = f"Driver time of pipelines that were {what}"
         yield _figure(lines, title, xaxis=x_axis, yaxis={"title": "µs", "type": "log"})
+
+
+def _by_kind(cells: Sequence[CellReport], workers: str) -> Iterable[Figure]:
+    bars = []
+    for cell in cells:
+        kinds = sorted({kind for sample in cell.samples for kind in sample.kinds_ns})
+        seconds = [median(each.kinds_ns.get(kind, 0) / 1e9 for each in cell.samples) for kind in kinds]
+        if kinds:
+            names = [escape(each.replace("_", " ")) for each in kinds]
+            bars.append({"type": "bar", "x": names, "y": seconds, "name": str(cell.cell.mode)})
+    if bars:
+        title = f"Driver time by kind of pipeline, {workers}"
+        yield _figure(bars, title, yaxis={"title": "s, all workers"})
 
 
 def _timeline(cell: Cell, events: Sequence[TraceEvent]) -> Figure:

@@ -250,6 +250,7 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     # Creating layouts, render passes and modules, without modules that are created on demand.
     prepare_ns: Whole = 0
     keys_ns: Whole = 0  # Elapsed time of querying pipeline keys.
+    kinds_ns: dict[str, Whole] = {}  # Driver time of compiled pipelines, by kind.
     # The compiled pipelines with the longest driver time, slowest first.
     slowest: tuple[SlowPipeline, ...] = ()
     notes: tuple[str, ...] = ()  # Remarks that affect the figures, such as a fallback.

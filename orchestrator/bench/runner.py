@@ -266,15 +266,9 @@ def run_bench(
 ) -> BenchOutcome:
     """Take all missing samples of a matrix into a directory for results and caches. Blocking.
 
-    Args:
-        matrix: The samples to take.
-        directory: It may hold results of an earlier call.
-        time_limit_s: Stop within this time by `clock`, s.
-        warm_passes: How many times a warm run repeats the set; None to choose.
-        on_progress: Called before each sample.
-        on_stage: Called with the name of each other stage.
-        run_job: Does one job; by default in its own process.
-        clock: The clock for the time limit.
+    The directory may hold results of an earlier call. It stops within `time_limit_s`, s, by `clock`. A warm
+    run repeats the set `warm_passes` times; None to choose. `on_progress` is called before each sample,
+    `on_stage` with the name of each other stage. `run_job` does one job.
 
     Returns:
         The results so far, also after a KeyboardInterrupt, which is not raised.

@@ -11,7 +11,6 @@ import gc
 import os
 import platform
 import resource
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -52,7 +51,7 @@ from orchestrator.bench.rows import (
 from orchestrator.bench.trace import Span, encode_trace, run_spans
 from orchestrator.children.serving import Channel
 from orchestrator.devices.device import Device, DriverObserver, DriverStep
-from orchestrator.devices.image import KINDS, CreateInfoImage
+from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.opening import open_for_child
 from orchestrator.devices.request import PIPELINE_BINARIES
@@ -145,9 +144,10 @@ def take_sample(job: SampleJob) -> Sample:
             environment=msgspec.structs.replace(environment, opened_as=tuple(opened_as)),
             started_at=started_at,
             process_s=time.perf_counter() - began,
-            peak_memory_bytes=peak_memory(),
+            peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             compiled_latency=Latencies.of(np.concatenate(totals.compiled_ns)),
             hit_latency=Latencies.of(np.concatenate(totals.hit_ns)),
+            kinds_ns=dict(totals.kinds_ns),
             slowest=tuple(sorted(totals.slow, key=lambda each: -each.driver_ns)[:SLOWEST]),
             notes=tuple(dict.fromkeys(notes)),
         )
@@ -407,19 +407,6 @@ def no_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def peak_memory() -> int:
-    """Peak resident size of this process, bytes."""
-    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return size if sys.platform == "darwin" else size * 1024  # kilobytes everywhere else
-
-
-def repeated_work(keys: npt.NDArray[np.uint64], driver_ns: npt.NDArray[np.uint64]) -> tuple[int, int]:
-    """Number of keys compiled more than once, and driver time of all but their first compiles, ns."""
-    _, first, counts = np.unique(keys, return_index=True, return_counts=True)
-    total = int(driver_ns.sum()) - int(driver_ns[first].sum()) if len(keys) else 0
-    return int((counts > 1).sum()), total
-
-
 @define
 class _Totals:
     """The figures of a sample so far, over its feature groups; `sums` are fields of its row."""
@@ -428,6 +415,7 @@ class _Totals:
     sums: dict[str, Any] = field(factory=Counter)
     compiled_ns: list[npt.NDArray[np.uint64]] = field(factory=list)
     hit_ns: list[npt.NDArray[np.uint64]] = field(factory=list)
+    kinds_ns: Counter[str] = field(factory=Counter)
     slow: list[SlowPipeline] = field(factory=list)
     notes: dict[str, None] = field(factory=dict)
     spans: list[Span] = field(factory=list)
@@ -440,11 +428,15 @@ class _Totals:
         compiled, hit = of.status == _COMPILED, of.status == _HIT
         self.compiled_ns.append(of.driver_ns[compiled])
         self.hit_ns.append(of.driver_ns[hit])
+        for number, kind in enumerate(PipelineKind):
+            if took := int(of.driver_ns[compiled & (of.kinds == number)].sum()):
+                self.kinds_ns[kind.value] += took
         places = np.flatnonzero(compiled)
         for place in places[np.argsort(of.driver_ns[places])[::-1][:SLOWEST]]:
             kind = KINDS[of.kinds[place]]
             self.slow.append(SlowPipeline(f"{of.keys[place]:016x}", kind.value, int(of.driver_ns[place])))
-        duplicate_keys, duplicate_ns = repeated_work(of.keys[compiled], of.driver_ns[compiled])
+        compiled_ns = of.driver_ns[compiled]
+        _, first, times = np.unique(of.keys[compiled], return_index=True, return_counts=True)
         merge, timing, counts = report.merge, report.timing, report.counts()
         figures = {
             "pipelines": len(report) - counts[OutcomeStatus.SKIPPED],
@@ -459,8 +451,8 @@ class _Totals:
             "call_ns": int(report.calls.wall_ns.sum()),
             "merge_driver_ns": ran.merge_driver_ns,
             "barrier_wait_ns": sum(report.barrier.waits_ns),
-            "duplicate_keys": duplicate_keys,
-            "duplicate_ns": duplicate_ns,
+            "duplicate_keys": int((times > 1).sum()),
+            "duplicate_ns": int(compiled_ns.sum()) - int(compiled_ns[first].sum()),
             "primary_bytes": merge.primary_bytes_after if merge else 0,
         }
         of_timing = ("wall", "merge", "read_back", "driver", "cpu", "run_delay", "blocked")

@@ -58,6 +58,7 @@ def samples(**figures: object) -> list[Sample]:
                 workers=workers,
                 mode=mode,
                 compiled_latency=latency,
+                kinds_ns={"compute": 10**9, "graphics": 2 * 10**9},
                 slowest=(SlowPipeline(f"{0xABC:016x}", "graphics", 10**9),),
                 **figures,
             )
@@ -92,8 +93,8 @@ def test_the_page_stands_alone_and_says_the_verdict_first() -> None:
     for tag, attributes in page.tags:
         assert tag not in ("link", "iframe", "img", "object", "embed")
         assert not {"src", "href"} & attributes.keys()
-    # Eight figures of samples, a distribution, two timelines.
-    assert sum("plotly-graph-div" in (each.get("class") or "") for _, each in page.tags) == 11
+    # Eight figures of samples, a distribution, kinds, two timelines.
+    assert sum("plotly-graph-div" in (each.get("class") or "") for _, each in page.tags) == 12
 
 
 def test_few_samples_and_failures_are_marked() -> None:
@@ -189,4 +190,4 @@ def test_a_browser_draws_it_offline(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     title = re.search(r"<title>([^<]*)</title>", done.stdout)
     assert title is not None
-    assert title[1].strip() == "drawn 11 loaded 0 errors 0 wider false"
+    assert title[1].strip() == "drawn 12 loaded 0 errors 0 wider false"
