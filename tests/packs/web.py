@@ -85,8 +85,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "slow":
             parts = (content[at : at + 1] for at in range(len(content)))
         for part in parts:
+            self.server.sent += len(part)  # before whoever waits for it can look
             self.wfile.write(part)
-            self.server.sent += len(part)
             time.sleep(0.01 if fault == "slow" else 0)
 
     def log_message(self, *_: object) -> None:
