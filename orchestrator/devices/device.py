@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, Self
 
 import msgspec
 import numpy as np
@@ -481,41 +481,29 @@ class PipelineExecutables(msgspec.Struct, frozen=True):
 
 
 class DriverStep(enum.IntEnum):
-    """What a device does in its driver. FROM_BINARIES: it creates pipelines from binaries."""
+    """What a device does in its driver, with its `words`."""
 
-    CREATE = 1
-    KEYS = 2
-    OBJECT = 3
-    MODULE = 4
-    LOAD = 5
-    CACHE = 6
-    MERGE = 7
-    READ = 8
-    BINARIES = 9
-    DESTROY = 10
-    OPEN = 11
-    FROM_BINARIES = 12
+    words: str
 
-    @property
-    def words(self) -> str:
-        """It in words."""
-        return _WORDS[self]
+    def __new__(cls, number: int, words: str = "") -> Self:
+        """A step by its number."""
+        step = int.__new__(cls, number)
+        step._value_, step.words = number, words
+        return step
 
+    CREATE = 1, "creating pipelines"
+    KEYS = 2, "asking for keys of pipelines"
+    OBJECT = 3, "creating a layout, render pass or sampler"
+    MODULE = 4, "creating a shader module"
+    LOAD = 5, "creating a pipeline cache from data"
+    CACHE = 6, "creating a pipeline cache"
+    MERGE = 7, "merging pipeline caches"
+    READ = 8, "reading a pipeline cache"
+    BINARIES = 9, "handling pipeline binaries"
+    DESTROY = 10, "destroying objects"
+    OPEN = 11, "opening the device"
+    FROM_BINARIES = 12, "creating pipelines from binaries"
 
-_WORDS: Final = {
-    DriverStep.CREATE: "creating pipelines",
-    DriverStep.KEYS: "asking for keys of pipelines",
-    DriverStep.OBJECT: "creating a layout, render pass or sampler",
-    DriverStep.MODULE: "creating a shader module",
-    DriverStep.LOAD: "creating a pipeline cache from data",
-    DriverStep.CACHE: "creating a pipeline cache",
-    DriverStep.MERGE: "merging pipeline caches",
-    DriverStep.READ: "reading a pipeline cache",
-    DriverStep.BINARIES: "handling pipeline binaries",
-    DriverStep.DESTROY: "destroying objects",
-    DriverStep.OPEN: "opening the device",
-    DriverStep.FROM_BINARIES: "creating pipelines from binaries",
-}
 
 _NO_NUMBERS: Final = np.zeros(0, np.int32)
 
@@ -710,21 +698,17 @@ class Device(ABC):
         """Bytes that a read would give now; raises what a read does."""
         with self._reading(cache):
             # A driver that says success and no size is read: what it gives has at least a header.
-            return self._cache_size(cache) or len(self._cache_data(cache, None).data)
+            return self._cache_size(cache) or len(self._cache_data(cache).data)
 
-    def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
-        """Read a cache back, whole, or at most `limit` bytes of it.
-
-        Without a limit the read is repeated while the cache grows between the size query and the read.
+    def pipeline_cache_data(self, cache: PipelineCache) -> PipelineCacheData:
+        """Read a cache back; again while it grows between the size query and the read.
 
         Raises:
             DriverError: The driver refused.
             ExternalSynchronizationError: The cache is externally synchronized and in use, or was destroyed.
         """
-        if limit is not None and limit < 0:
-            raise DeviceError(f"a limit of {limit} bytes")
         with self._reading(cache):
-            return self._cache_data(cache, limit)
+            return self._cache_data(cache)
 
     def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
         """Destroy a cache that is not in use. Idempotent."""
@@ -895,14 +879,11 @@ class Device(ABC):
     def identifier_algorithm(self) -> bytes:
         """shaderModuleIdentifierAlgorithmUUID, 16 bytes; empty where the device has no identifiers."""
 
-    def module_identifiers(self, prepared: PreparedPipelines, modules: Sequence[int]) -> list[bytes]:
-        """vkGetShaderModuleIdentifierEXT of modules, which are made where they are not there."""
-        with self._asking_of_modules(prepared, modules) as bound:
-            return self._module_identifiers(bound, modules)
-
     def code_identifier(self, prepared: PreparedPipelines, module: int) -> bytes:
         """vkGetShaderModuleCreateInfoIdentifierEXT of a module: by its code, without making it."""
-        with self._asking_of_modules(prepared, [module]) as bound:
+        self._require_identifiers()
+        number = np.array([module], np.int32)
+        with self._bound(prepared) as bound, self.observer.calling(DriverStep.MODULE, bound.image, number):
             return self._code_identifier(bound, module)
 
     def create_identified(
@@ -952,12 +933,6 @@ class Device(ABC):
             return
         with self._call(), self.observer.calling(DriverStep.DESTROY):
             self._destroy_binaries(handles)
-
-    def binary_data(self, handles: Handles) -> tuple[PipelineBinary, ...]:
-        """Keys and data of binaries (vkGetPipelineBinaryDataKHR), in order."""
-        self._require_binaries()
-        with self._call(), self.observer.calling(DriverStep.BINARIES):
-            return self._binary_data(handles)
 
     def create_from_binaries(
         self, prepared: PreparedPipelines, indices: Indices, held: HeldBinaries, *, keep: bool = False
@@ -1105,15 +1080,6 @@ class Device(ABC):
         with self._call(cache), cache.using("vkGetPipelineCacheData"), self.observer.calling(DriverStep.READ):
             yield
 
-    @contextmanager
-    def _asking_of_modules(
-        self, prepared: PreparedPipelines, modules: Sequence[int]
-    ) -> Iterator[PreparedPipelines]:
-        self._require_identifiers()
-        numbers = np.array(modules, np.int32)
-        with self._bound(prepared) as bound, self.observer.calling(DriverStep.MODULE, bound.image, numbers):
-            yield bound
-
     def _destroy(self, cache: PipelineCache) -> None:
         with cache.using("vkDestroyPipelineCache", alone=True), self.observer.calling(DriverStep.DESTROY):
             cache.destroyed = True
@@ -1130,7 +1096,7 @@ class Device(ABC):
     @abstractmethod
     def _cache_size(self, cache: PipelineCache) -> int: ...
     @abstractmethod
-    def _cache_data(self, cache: PipelineCache, limit: int | None) -> PipelineCacheData: ...
+    def _cache_data(self, cache: PipelineCache) -> PipelineCacheData: ...
     @abstractmethod
     def _destroy_cache(self, cache: PipelineCache) -> None: ...
     @abstractmethod
@@ -1151,8 +1117,6 @@ class Device(ABC):
     @abstractmethod
     def _pipeline_keys(self, bound: Any, indices: Indices) -> list[bytes | None]: ...
     @abstractmethod
-    def _module_identifiers(self, bound: Any, modules: Sequence[int]) -> list[bytes]: ...
-    @abstractmethod
     def _code_identifier(self, bound: Any, module: int) -> bytes: ...
     @abstractmethod
     def _global_key(self) -> bytes: ...
@@ -1160,8 +1124,6 @@ class Device(ABC):
     def _create_binaries(self, binaries: Sequence[PipelineBinary]) -> Handles: ...
     @abstractmethod
     def _destroy_binaries(self, handles: Handles) -> None: ...
-    @abstractmethod
-    def _binary_data(self, handles: Handles) -> tuple[PipelineBinary, ...]: ...
     @abstractmethod
     def _create_from_binaries(
         self, bound: Any, indices: Indices, held: HeldBinaries, *, keep: bool

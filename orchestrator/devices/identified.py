@@ -1,8 +1,7 @@
 """What is known of shader modules whose code is not there at first, and who gives it.
 
-`SpirvProvider` is the application's side, `SuppliedCode` what it gave, `IdentifiedModules` the modules of one
-image: which identifiers are known, and which pipelines still lack code (VK_EXT_shader_module_identifier; what
-a device does with them is identifiers.py).
+`SpirvProvider` is the application's side, `IdentifiedModules` the modules of one image: which identifiers are
+known, and which pipelines still lack code (VK_EXT_shader_module_identifier).
 """
 
 from __future__ import annotations
@@ -65,29 +64,8 @@ def not_supplied(key: int) -> bytes:
     raise NotSuppliedError(key)
 
 
-class SuppliedCode:
-    """SPIR-V that a provider gave, by the key of its module; of one or of several images. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._code: dict[int, bytes] = {}
-
-    def __contains__(self, key: int) -> bool:
-        return key in self._code
-
-    def put(self, key: int, code: bytes) -> None:
-        """Keep the code of a module."""
-        self._code[key] = code
-
-    def load(self, key: int) -> bytes:
-        """The code of a module.
-
-        Raises:
-            NotSuppliedError: It is not there.
-        """
-        code = self._code.get(key)
-        if code is None:
-            raise NotSuppliedError(key)
-        return code
+def _supplied(code: dict[int, bytes], key: int) -> bytes:
+    return code[key] if key in code else not_supplied(key)
 
 
 class IdentifiedModules:
@@ -98,7 +76,7 @@ class IdentifiedModules:
     Attributes:
         image: The image, whose modules load what was supplied. It is the one to prepare.
         provider: Who gives code.
-        code: What was given.
+        code: SPIR-V that was given, by the key of its module; of one or of several images.
         table: Identifier of each module, zeros behind it, shape (m, 32), uint8.
         sizes: Bytes of each, 0 where it is not known, shape (m,), uint32.
         lacking: Pipelines that need code which is not there, shape (n,), bool.
@@ -106,12 +84,12 @@ class IdentifiedModules:
         learned: Identifiers that were not known, or other ones, by the key of their module.
     """
 
-    def __init__(self, image: CreateInfoImage, provider: SpirvProvider, code: SuppliedCode) -> None:
+    def __init__(self, image: CreateInfoImage, provider: SpirvProvider, code: dict[int, bytes]) -> None:
         """Begin with nothing known; `learn` what is."""
         modules = image.modules
         if not provider.trusted:
             modules = tuple(
-                msgspec.structs.replace(each, load=partial(code.load, each.key)) for each in modules
+                msgspec.structs.replace(each, load=partial(_supplied, code, each.key)) for each in modules
             )
         self.image: Final = evolve(image, modules=modules)
         self.provider: Final = provider

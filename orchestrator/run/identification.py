@@ -32,7 +32,7 @@ from attrs import converters, define, evolve, field, validators
 from outcome import Error, capture
 
 from orchestrator.devices.device import Device, PreparedPipelines
-from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode, of_image
+from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, of_image
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import OrchestratorError
 from orchestrator.run.exchange import Exchange
@@ -59,7 +59,7 @@ class Identification:
     )
     directory: Path | None = field(converter=converters.optional(Path))
     notes: list[str] = field(factory=list)
-    _code: SuppliedCode = field(factory=SuppliedCode)
+    _code: dict[int, bytes] = field(factory=dict)
     _place: Path | None = None  # of the identifiers that are kept
 
     def begin(self, device: Device, image: CreateInfoImage) -> IdentifiedModules | None:
@@ -272,7 +272,7 @@ class SpirvSupply:
     def _keep(self, key: int, number: int, code: object) -> Refusal | None:
         assert isinstance(code, bytes | bytearray | memoryview)  # noqa: S101 - it was judged, or is trusted
         identified = self._identified
-        identified.code.put(key, b"" if identified.provider.trusted else bytes(code))
+        identified.code[key] = b"" if identified.provider.trusted else bytes(code)
         if self.device.features.shader_module_identifiers:
             try:
                 found = self.device.code_identifier(self.prepared, number)

@@ -61,7 +61,6 @@ def test_captured_pipelines_are_made_again_without_modules(subject: Subject) -> 
 
     handles = [device.create_binaries(each.binaries) for each in captured]
     held = HeldBinaries(np.array([len(each) for each in handles], np.uint32), np.concatenate(handles))
-    assert device.binary_data(handles[0]) == captured[0].binaries
     # No module is ever made here: there is no SPIR-V at all.
     bare = device.prepare(without_code(subject), modules_on_demand=True)
     made = device.create_from_binaries(bare, subject.all, held, keep=True)

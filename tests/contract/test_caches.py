@@ -105,32 +105,6 @@ def test_an_empty_cache_is_told_from_a_filled_one(subject: Subject) -> None:
         assert is_empty_cache(device.pipeline_cache_size(cache)) is is_empty
 
 
-def test_a_limited_read_is_incomplete_and_valid(subject: Subject) -> None:
-    cache = subject.filled()
-    size = subject.device.pipeline_cache_size(cache)
-    assert len(read_whole(subject, cache).data) == size
-    whole = subject.device.pipeline_cache_data(cache, limit=size + 1_000)
-    assert whole.complete
-    assert len(whole.data) == size
-    subject.need(size > HEADER_SIZE, "its caches hold no more than the header")
-    for limit in (HEADER_SIZE, (size + HEADER_SIZE) // 2, size - 1):
-        part = subject.device.pipeline_cache_data(cache, limit=limit)
-        assert not part.complete
-        assert len(part.data) <= limit
-        # Mesa writes nothing where there is no room for its count of entries behind the header.
-        assert len(part.data) >= HEADER_SIZE or (part.data == b"" and limit <= HEADER_SIZE + 1)
-        made = subject.device.create_pipeline_cache(part.data)
-        assert HEADER_SIZE <= subject.device.pipeline_cache_size(made) < size
-
-
-def test_a_read_that_cannot_hold_the_header_gives_nothing(subject: Subject) -> None:
-    cache = subject.filled()
-    for limit in (0, 1, HEADER_SIZE - 1):
-        read = subject.device.pipeline_cache_data(cache, limit=limit)
-        assert read.data == b""
-        assert not read.complete
-
-
 def test_a_cache_made_of_its_own_data_hits(subject: Subject) -> None:
     subject.need(subject.device.features.creation_feedback, "it gives no creation feedback")
     data = subject.device.pipeline_cache_data(subject.filled()).data

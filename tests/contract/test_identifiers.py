@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -13,7 +15,6 @@ from orchestrator.devices.identified import (
     IdentifiedModules,
     NotSuppliedError,
     SpirvProvider,
-    SuppliedCode,
 )
 from orchestrator.errors import DeviceError
 from tests.contract.subject import PIPELINES, Subject, hits
@@ -32,10 +33,9 @@ def identified(subject: Subject, keys: npt.NDArray[np.uint64] | None = None) -> 
     """The image, of whose modules nothing but the identifiers is known; its pipelines may have other keys."""
     device = identifying(subject)
     image = subject.image if keys is None else evolve(subject.image, keys=keys)
-    known = IdentifiedModules(image, SpirvProvider(refuse), SuppliedCode())
-    modules = range(len(subject.image.modules))
-    for module, each in zip(modules, device.module_identifiers(subject.prepared, modules), strict=True):
-        known.learn(module, each)
+    known = IdentifiedModules(image, SpirvProvider(refuse), {})
+    for module in range(len(subject.image.modules)):
+        known.learn(module, device.code_identifier(subject.prepared, module))
     return known
 
 
@@ -46,11 +46,9 @@ def test_a_device_without_identifiers_says_so(subject: Subject) -> None:
         return
     assert device.identifier_algorithm == b""
     with pytest.raises(DeviceError, match="identifier"):
-        device.module_identifiers(subject.prepared, [0])
-    with pytest.raises(DeviceError, match="identifier"):
         device.code_identifier(subject.prepared, 0)
     # Nothing is known, so nothing is asked: whoever comes with SPIR-V takes the same way on every device.
-    known = IdentifiedModules(subject.image, SpirvProvider(refuse), SuppliedCode())
+    known = IdentifiedModules(subject.image, SpirvProvider(refuse), {})
     bare = device.prepare(known)
     batch = device.create_pipelines(bare, subject.all, NO_SOURCE)
     assert batch.results.tolist() == [PIPELINE_COMPILE_REQUIRED] * PIPELINES
@@ -59,12 +57,11 @@ def test_a_device_without_identifiers_says_so(subject: Subject) -> None:
 
 def test_identifiers_are_stable_and_tell_modules_apart(subject: Subject) -> None:
     device = identifying(subject)
-    modules = range(PIPELINES)
-    found = device.module_identifiers(subject.prepared, modules)
+    identifier = partial(device.code_identifier, subject.prepared)
+    found, again = (list(map(identifier, range(PIPELINES))) for _ in range(2))
     assert all(0 < len(each) <= MOST_IDENTIFIER_BYTES for each in found)
     assert len(set(found)) == PIPELINES
-    assert device.module_identifiers(subject.prepared, modules) == found
-    assert [device.code_identifier(subject.prepared, each) for each in modules] == found
+    assert again == found
 
 
 def test_what_a_cache_holds_is_created_without_its_code(subject: Subject) -> None:
@@ -93,7 +90,7 @@ def test_what_is_not_found_is_created_once_its_code_is_there(subject: Subject) -
         known.image.modules[0].load()
     for pipeline in (0, 2):
         for module in known.needed(pipeline):
-            known.code.put(known.image.modules[module].key, subject.image.modules[module].load())
+            known.code[known.image.modules[module].key] = subject.image.modules[module].load()
     known.settle([0, 2])
     # Some with their code and some without, in one batch.
     batch = device.create_pipelines(bare, subject.all, cache)

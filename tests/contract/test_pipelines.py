@@ -12,7 +12,7 @@ from orchestrator.devices.device import (
     NO_SOURCE,
     PIPELINE_COMPILE_REQUIRED,
 )
-from orchestrator.devices.identified import IdentifiedModules, SuppliedCode, of_image
+from orchestrator.devices.identified import IdentifiedModules, of_image
 from orchestrator.errors import DeviceError
 from orchestrator.run.binaries import HeldPipelines
 from tests.contract.subject import PIPELINES, Subject, hits
@@ -77,7 +77,7 @@ def test_an_index_out_of_range_never_reaches_the_driver(subject: Subject, wrong:
     device, indices = subject.device, np.array(wrong, np.int32)
     with pytest.raises(DeviceError, match="out of range"):
         device.create_pipelines(subject.prepared, indices, NO_SOURCE)
-    known = device.prepare(IdentifiedModules(subject.image, of_image(subject.image), SuppliedCode()))
+    known = device.prepare(IdentifiedModules(subject.image, of_image(subject.image), {}))
     with pytest.raises(DeviceError, match="out of range"):
         device.create_pipelines(known, indices, NO_SOURCE)
     if device.features.pipeline_binaries:

@@ -16,7 +16,7 @@ from orchestrator.devices.device import (
     CreationBatch,
     PreparedPipelines,
 )
-from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode
+from orchestrator.devices.identified import IdentifiedModules, SpirvProvider
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import (
@@ -108,7 +108,7 @@ def identified(
     known: Collection[int] | None = None,
 ) -> IdentifiedModules:
     """An image of whose shaders only identifiers are known: of all, or of some."""
-    modules = IdentifiedModules(image, provider or SpirvProvider(refuse), SuppliedCode())
+    modules = IdentifiedModules(image, provider or SpirvProvider(refuse), {})
     for number, module in enumerate(image.modules):
         if known is None or module.key in known:
             modules.learn(number, device.driver.module_identifier(module.key))

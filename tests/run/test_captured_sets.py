@@ -17,7 +17,7 @@ from orchestrator.devices.device import (
     NO_SOURCE,
     Device,
 )
-from orchestrator.devices.identified import IdentifiedModules, SuppliedCode, of_image
+from orchestrator.devices.identified import IdentifiedModules, of_image
 from orchestrator.devices.image import KINDS
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.opening import open_device
@@ -181,13 +181,12 @@ def asked_of_own_cache(path: str, fills: str) -> dict[str, int]:
         device = binary_device(group.device)
         indices = np.arange(len(group.built.image), dtype=np.int32)
         image = group.built.image
-        known = IdentifiedModules(image, of_image(image), SuppliedCode())
+        known = IdentifiedModules(image, of_image(image), {})
         with closing(device.prepare(image)) as prepared, closing(device.prepare(known)) as bare:
             if fills:
                 assert not device.create_pipelines(prepared, indices, NO_SOURCE).results.any()
-            modules = range(len(image.modules))
-            for module, each in zip(modules, device.module_identifiers(prepared, modules), strict=True):
-                known.learn(module, each)
+            for module in range(len(image.modules)):
+                known.learn(module, device.code_identifier(prepared, module))
             found = device.probe_internal_cache(bare, indices)
             handles = [each for each in found if each is not None]
             created = 0
@@ -228,14 +227,13 @@ def found_by_identifiers(folder: str) -> dict[str, int]:
         image, device = group.built.image, binary_device(group.device)
         indices = np.arange(len(image), dtype=np.int32)
         unknown = evolve(image, keys=image.keys + np.uint64(1))
-        known = IdentifiedModules(unknown, of_image(unknown), SuppliedCode())
+        known = IdentifiedModules(unknown, of_image(unknown), {})
         with closing(device.prepare(image)) as prepared, closing(device.prepare(known)) as bare:
             filling = HeldPipelines.of(device, store)
             filling.take(prepared, device.create_captured(prepared, indices)[1])
             filling.destroy()
-            modules = range(len(image.modules))
-            for module, each in zip(modules, device.module_identifiers(prepared, modules), strict=True):
-                known.learn(module, each)
+            for module in range(len(image.modules)):
+                known.learn(module, device.code_identifier(prepared, module))
             source = HeldPipelines.of(device, store)
             held = source.hold(bare, indices).counts > 0
             counts = {kind: int(held[image.kinds[indices] == n].sum()) for n, kind in enumerate(KINDS)}

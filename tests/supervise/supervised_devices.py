@@ -92,10 +92,10 @@ def open_greedy(key: int) -> None:
 class Filled(SimulatedDevice):
     """What was compiled leaves no memory for reading the cache, which trials do not do."""
 
-    def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
+    def pipeline_cache_data(self, cache: PipelineCache) -> PipelineCacheData:
         if self.compile_counts:
             raise MemoryError
-        return super().pipeline_cache_data(cache, limit)
+        return super().pipeline_cache_data(cache)
 
 
 open_filled = opening(Filled)
@@ -234,9 +234,9 @@ class Stuck(SimulatedDevice):
         self.meet(DriverStep.MERGE)
         super().merge_pipeline_caches(destination, sources)
 
-    def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
+    def pipeline_cache_data(self, cache: PipelineCache) -> PipelineCacheData:
         self.meet(DriverStep.READ)
-        return super().pipeline_cache_data(cache, limit)
+        return super().pipeline_cache_data(cache)
 
     def close(self) -> None:
         if not self.observer.keeps_all:
@@ -326,7 +326,7 @@ class Poisoned(SimulatedDevice):
         *,
         keep: bool = False,
     ) -> CreationBatch:
-        given = {bytes(each.data) for each in self.binary_data(held.handles)}
+        given = {bytes(each.data) for each in self._binary_data(held.handles)}
         with self.observer.calling(DriverStep.FROM_BINARIES, prepared.image, indices):
             if b"poison" in given:
                 os.abort()

@@ -14,7 +14,6 @@ their insertion, so equal histories give equal bytes (real drivers do not guaran
 
 from __future__ import annotations
 
-import itertools
 import struct
 import threading
 import zlib
@@ -117,9 +116,6 @@ class SimulatedCache:
         """Size of the complete data, bytes."""
         return _HEADER.size + sum(entry.size for entry in self.snapshot())
 
-    def read(self, capacity: int) -> tuple[bytes, bool]:
-        """The data up to the last entry that fits, b"" if not even the header does; if it is complete."""
-        parts = [self._header, *(entry.encode() for entry in self.snapshot())]
-        ends = itertools.accumulate(map(len, parts))
-        fitting = [part for part, end in zip(parts, ends, strict=True) if end <= capacity]
-        return b"".join(fitting), len(fitting) == len(parts)
+    def read(self) -> bytes:
+        """The complete data."""
+        return b"".join([self._header, *(entry.encode() for entry in self.snapshot())])

@@ -11,7 +11,6 @@ Assumptions: of an image it uses only keys, kinds, modules and library links.
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -184,11 +183,10 @@ class SimulatedDevice(Device):
         with self._recorded("pipeline_cache_size", cache.name):
             return self.driver.cache_size(self._of_driver[cache.handle])
 
-    def _cache_data(self, cache: PipelineCache, limit: int | None) -> PipelineCacheData:
-        used = self._of_driver[cache.handle]
+    def _cache_data(self, cache: PipelineCache) -> PipelineCacheData:
         with self._recorded("pipeline_cache_data", cache.name):
-            data, complete = self.driver.cache_data(used, sys.maxsize if limit is None else limit)
-        return PipelineCacheData(data, complete=complete)
+            data = self.driver.cache_data(self._of_driver[cache.handle])
+        return PipelineCacheData(data, complete=True)
 
     def _destroy_cache(self, cache: PipelineCache) -> None:
         with self._mutex:
@@ -277,9 +275,6 @@ class SimulatedDevice(Device):
             self._pipelines.difference_update(handles)
 
     # --- identifiers of modules
-
-    def _module_identifiers(self, bound: SimulatedPipelines, modules: Sequence[int]) -> list[bytes]:
-        return [self.driver.module_identifier(bound.image.modules[each].key) for each in modules]
 
     def _code_identifier(self, bound: SimulatedPipelines, module: int) -> bytes:
         bound.image.modules[module].load()

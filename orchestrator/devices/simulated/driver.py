@@ -155,10 +155,10 @@ class SimulatedDriver:
         self._check_memory(CacheOperation.READ, "vkGetPipelineCacheData")
         return cache.size()
 
-    def cache_data(self, cache: SimulatedCache, capacity: int) -> tuple[bytes, bool]:
-        """At most so many bytes of a cache, as vkGetPipelineCacheData, and whether they are all."""
+    def cache_data(self, cache: SimulatedCache) -> bytes:
+        """The data of a cache, as vkGetPipelineCacheData."""
         self._check_memory(CacheOperation.READ, "vkGetPipelineCacheData")
-        return cache.read(capacity)
+        return cache.read()
 
     def create_pipeline(
         self, key: int, cache: SimulatedCache | None, *, fail_on_compile_required: bool

@@ -140,16 +140,15 @@ class VulkanDevice(Device):
         self._get(cache, size, ffi.NULL)
         return int(size[0])
 
-    def _cache_data(self, cache: PipelineCache, limit: int | None) -> PipelineCacheData:
+    def _cache_data(self, cache: PipelineCache) -> PipelineCacheData:
         size, room = ffi.new("size_t *"), 0
         for _ in range(_READ_ROUNDS):
             self._get(cache, size, ffi.NULL)
-            wanted = int(size[0]) + room
-            size[0] = wanted if limit is None else min(limit, wanted)
+            size[0] += room
             buffer = ffi.new("uint8_t[]", max(int(size[0]), 1))
             result = self._get(cache, size, buffer)
             written = bytes(ffi.buffer(buffer, int(size[0])))
-            if result != INCOMPLETE or limit is not None:
+            if result != INCOMPLETE:
                 break
             room = room * 2 or _GROWTH_ROOM  # it grew meanwhile: try again with more room
         return PipelineCacheData(written, complete=result != INCOMPLETE)
@@ -239,10 +238,6 @@ class VulkanDevice(Device):
 
     # --- identifiers of modules
 
-    def _module_identifiers(self, bound: VulkanPreparedPipelines, modules: Sequence[int]) -> list[bytes]:
-        found = bound.identifiers_of(modules)
-        return [found[each] for each in modules]
-
     def _code_identifier(self, bound: VulkanPreparedPipelines, module: int) -> bytes:
         return bound.identifier_of_code(module)
 
@@ -290,9 +285,6 @@ class VulkanDevice(Device):
     def _destroy_binaries(self, handles: Handles) -> None:
         if self._own_binaries is not None:
             self._own_binaries.destroy(handles)
-
-    def _binary_data(self, handles: Handles) -> tuple[PipelineBinary, ...]:
-        return tuple(map(self._binaries.read, handles.tolist()))
 
     def _create_from_binaries(
         self, bound: VulkanPreparedPipelines, indices: Indices, held: HeldBinaries, *, keep: bool

@@ -15,7 +15,7 @@ batches at the same time (the seam's rule).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
@@ -364,25 +364,19 @@ class VulkanPreparedPipelines(PreparedPipelines):
         if self._stages is not None:
             self._stages.enter(indices)
 
-    def identifiers_of(self, modules: Iterable[int]) -> dict[int, bytes]:
-        """vkGetShaderModuleIdentifierEXT of modules, by their index in the image."""
-        found = {}
+    def stage_identifiers(self, index: int) -> tuple[bytes, ...]:
+        """vkGetShaderModuleIdentifierEXT of the module of each stage of a pipeline, in order."""
+        found = []
         context = self._context
-        for module in dict.fromkeys(modules):
+        for module in self.image.modules_of(index):
             handle = self._modules.acquire(module)
             try:
                 answer = new_struct("VkShaderModuleIdentifierEXT")
                 context.commands.vkGetShaderModuleIdentifierEXT(context.handle, handle, answer)
-                found[module] = bytes(answer.identifier[0 : answer.identifierSize])
+                found.append(bytes(answer.identifier[0 : answer.identifierSize]))
             finally:
                 self._modules.release(module)
-        return found
-
-    def stage_identifiers(self, index: int) -> tuple[bytes, ...]:
-        """The identifier of the module of each stage of a pipeline, in order; see `identifiers_of`."""
-        modules = self.image.modules_of(index)
-        found = self.identifiers_of(modules)
-        return tuple(found[module] for module in modules)
+        return tuple(found)
 
     @contextmanager
     def capturing(self, infos: npt.NDArray[np.uint8], indices: Indices) -> Iterator[None]:

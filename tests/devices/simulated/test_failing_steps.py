@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from orchestrator.devices.device import ERROR_DEVICE_LOST, NOT_READY, CreationBatch
-from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode
+from orchestrator.devices.identified import IdentifiedModules, SpirvProvider
 from orchestrator.errors import DriverError
 from orchestrator.run.binaries import HeldPipelines
 from orchestrator.testing import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
@@ -55,7 +55,7 @@ def test_of_identifiers() -> None:
     image = simulated_image([1, 2], modules={1: [5], 2: [6]})
     cache = device.create_pipeline_cache()
     assert not device.create_pipelines(device.prepare(image), ALL, cache).results.any()
-    identified = IdentifiedModules(image, SpirvProvider(lambda _: b""), SuppliedCode())
+    identified = IdentifiedModules(image, SpirvProvider(lambda _: b""), {})
     for place, module in enumerate(image.modules):
         identified.learn(place, device.driver.module_identifier(module.key))
     identified.settle([1])
