@@ -21,7 +21,6 @@ from orchestrator.devices.simulated import (
     SimulatedDevice,
     SimulatedOptions,
     simulated_features,
-    simulated_identity,
     simulated_image,
 )
 from orchestrator.errors import DeviceError, DriverError
@@ -157,18 +156,6 @@ async def test_what_identifiers_do_not_tell_apart_is_compiled(store: BinaryStore
     assert (found.pulled_in, found.ambiguous, found.collisions) == (0, is_ambiguous, is_ambiguous)
     source.destroy()
     device.close()
-
-
-async def test_another_driver_is_offered_nothing(store: BinaryStore) -> None:
-    await run(store)
-    for other in (
-        SimulatedOptions(identity=simulated_identity(driver_version=2)),
-        SimulatedOptions(identity=simulated_identity(device_id=7)),
-    ):
-        _, record, device = await run(store, other)
-        assert (record.pulled_in, record.created) == (0, 0)
-        assert len(device.compile_counts) == COUNT
-    assert len(store.statistics().generations) == 3
 
 
 async def test_what_is_refused_is_compiled_and_told(store: BinaryStore) -> None:

@@ -19,7 +19,7 @@ from orchestrator.devices.device import PipelineCache
 from orchestrator.devices.modes import CacheMode
 from orchestrator.run.caches import CacheMerge
 from orchestrator.run.keeping import CacheKeeper
-from orchestrator.run.options import MergePolicy, SavePolicy
+from orchestrator.run.options import SavePolicy
 from orchestrator.run.records import CacheFileRecord, CompileReport, SaveReason
 from orchestrator.stores.cache_file import (
     LoadResult,
@@ -28,7 +28,7 @@ from orchestrator.stores.cache_file import (
     save_cache_file,
 )
 from orchestrator.stores.files.recovery import previous_path
-from orchestrator.stores.files.writer_lock import lock_path, writer_lock
+from orchestrator.stores.files.writer_lock import lock_path
 from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set
 from tests.stores.faults.sets import (
     IDENTITY,
@@ -36,7 +36,6 @@ from tests.stores.faults.sets import (
     OURS,
     compile_keys,
     data_of,
-    loaded_keys,
     strict_device,
 )
 
@@ -83,23 +82,29 @@ async def test_two_runs_at_a_time_lose_nothing(tmp_path: Path, folder: Path, mod
     assert "nothing new" in (again.cache_file.not_saved or "")
 
 
-async def test_a_shared_cache_is_saved_while_pipelines_compile(
-    archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keys = compute_keys()
-    saved = threading.Event()
-    save = CacheKeeper._save
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once something was saved."""
+    saved, save = threading.Event(), CacheKeeper._save
 
     def watch_save(self: CacheKeeper, *arguments: Any) -> None:
         save(self, *arguments)
         saved.set()
+
+    monkeypatch.setattr(CacheKeeper, "_save", watch_save)
+    return saved
+
+
+async def test_a_shared_cache_is_saved_while_pipelines_compile(
+    archive: Path, folder: Path, saved: threading.Event
+) -> None:
+    keys = compute_keys()
 
     def hold(key: int) -> None:
         # One pipeline is not compiled before others are in the file.
         if key == keys[0]:
             assert saved.wait(60)
 
-    monkeypatch.setattr(CacheKeeper, "_save", watch_save)
     opener = Opener(options={"on_compile": hold})
     report = await compiled(archive, folder, opener, mode=CacheMode.SHARED, save_policy=AT_ONCE)
     assert report.cache_file.saves[0].reason is SaveReason.GROWTH
@@ -108,15 +113,9 @@ async def test_a_shared_cache_is_saved_while_pipelines_compile(
 
 
 async def test_stopping_saves_a_shared_cache_before_the_calls_in_flight_are_back(
-    archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, folder: Path, saved: threading.Event
 ) -> None:
-    keys = compute_keys()
-    stop, saved = trio.Event(), threading.Event()
-    save = CacheKeeper._save
-
-    def watch_save(self: CacheKeeper, *arguments: Any) -> None:
-        save(self, *arguments)
-        saved.set()
+    keys, stop = compute_keys(), trio.Event()
 
     def hold(key: int) -> None:
         # One worker's call is in flight until a save has taken place.
@@ -125,7 +124,6 @@ async def test_stopping_saves_a_shared_cache_before_the_calls_in_flight_are_back
         else:
             trio.from_thread.run_sync(stop.set)
 
-    monkeypatch.setattr(CacheKeeper, "_save", watch_save)
     opener = Opener(options={"on_compile": hold})
     report = await compiled(archive, folder, opener, mode=CacheMode.SHARED, save_policy=NEVER, stop=stop)
     assert report.cache_file.saves[0].reason is SaveReason.SIGNAL
@@ -138,15 +136,6 @@ async def test_with_worker_caches_and_a_barrier_it_is_saved_once_at_the_end(
 ) -> None:
     report = await compiled(archive, folder, Opener(), save_policy=AT_ONCE)
     assert [each.reason for each in report.cache_file.saves] == [SaveReason.EXIT]
-
-
-async def test_a_rolling_merge_saves_between_folds(tmp_path: Path, folder: Path) -> None:
-    archive = tmp_path / "set.foz"
-    write_small_set(archive, 0, 60)
-    rolling = MergePolicy(rolling=True, age_ns=1)
-    report = await compiled(archive, folder, Opener(), merge=rolling, save_policy=AT_ONCE)
-    assert not any(each.error for each in report.cache_file.saves)
-    assert hits(await compiled(archive, folder, Opener())) == 60
 
 
 async def test_what_a_cancelled_run_compiled_is_saved(archive: Path, folder: Path) -> None:
@@ -197,22 +186,6 @@ def keeping(
     return CacheKeeper(device, path, missing, policy), cache
 
 
-def test_locked_out_says_so_and_tries_again(folder: Path) -> None:
-    path = cache_path(folder, IDENTITY)
-    keeper, cache = keeping(path, OURS)
-    with writer_lock(path) as held:
-        assert held
-        keeper.finish(cache, SaveReason.EXIT, len(OURS))
-    assert "another process is saving" in (keeper.saves[-1].skipped or "")
-    assert not path.exists()
-    # What was not saved is new still.
-    keeper.finish(cache, SaveReason.EXIT, len(OURS))
-    assert keeper.saves[-1].saved_bytes
-    assert loaded_keys(path) == (OURS, LoadStatus.LOADED)
-    keeper.finish(cache, SaveReason.EXIT, len(OURS))
-    assert len(keeper.saves) == 2
-
-
 async def test_a_save_that_fails_is_in_the_report_and_is_no_failure_of_the_run(
     archive: Path, folder: Path
 ) -> None:
@@ -254,15 +227,6 @@ def test_merges_count_once_and_quiet_between_merges_counts(folder: Path) -> None
     assert [each.reason for each in keeper.saves] == [SaveReason.QUIET]
     keeper.finish(cache, SaveReason.EXIT, len(OLD))
     assert len(keeper.saves) == 1
-
-
-def test_a_cache_that_a_merge_found_empty_is_not_called_one_without_compiles(folder: Path) -> None:
-    path = cache_path(folder, IDENTITY)
-    keeper, cache = keeping(path)
-    size = keeper.device.pipeline_cache_size(cache)
-    keeper.merged(cache, CacheMerge((size,), size, 0, 3))
-    keeper.finish(cache, SaveReason.EXIT, 5)
-    assert keeper.summarize(CacheFileRecord(path)).not_saved == "the driver's cache holds nothing"
 
 
 def test_what_was_left_as_it_is_counts_as_merged_with_nothing(folder: Path) -> None:

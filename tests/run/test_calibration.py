@@ -243,15 +243,6 @@ def test_a_cache_that_does_not_load_makes_the_run_a_cold_one(folder: Path) -> No
     assert any("cold cache" in note for note in report.notes)
 
 
-def test_a_compile_without_a_profile_is_per_worker_and_says_so(folder: Path) -> None:
-    for where in (folder, None):
-        report = compiled(where, workers=1)
-        assert report.mode is CacheMode.PER_WORKER
-        assert any("orchestrator calibrate" in note for note in report.notes)
-    explicit = compiled(folder, mode=CacheMode.SHARED, workers=1)
-    assert not any("calibrat" in note for note in explicit.notes)
-
-
 def test_a_rolling_compile_saves_on_the_way_and_ends_with_everything(folder: Path) -> None:
     eager = SavePolicy(growth_pipelines=1, pause_ns=1)
     saves = 0

@@ -126,24 +126,3 @@ async def test_stopping_gives_a_report(mode: CacheMode) -> None:
     assert counts[OutcomeStatus.COMPILED] == len(device.compile_counts) > 40
     assert report.cache_data is not None
     assert await hits_of(report.cache_data, 100) == report.compiled
-
-
-async def test_stopping_wakes_workers_that_wait() -> None:
-    recorder, device = recorded(hold=0)
-    prepared = device.prepare(simulated_image(range(9), libraries={index: [0] for index in range(1, 9)}))
-    stop = trio.Event()
-    reports: list[RunReport] = []
-
-    async def run() -> None:
-        reports.append(await run_pipelines(device, prepared, RunOptions(workers=3), stop=stop))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(run)
-        await recorder.entered.wait()
-        await trio.testing.wait_all_tasks_blocked()
-        stop.set()
-        await trio.testing.wait_all_tasks_blocked()
-        recorder.open.set()
-    counts = reports[0].counts()
-    assert (counts[OutcomeStatus.COMPILED], counts[OutcomeStatus.NOT_RUN]) == (1, 8)
-    assert device.live_caches == 0

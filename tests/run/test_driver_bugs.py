@@ -68,6 +68,7 @@ async def test_a_cache_that_is_a_stub(archive: Path, folder: Path, mode: CacheMo
     report = await compiled(archive, folder, opener, mode=mode)
     assert counts(report) == {"compiled": COUNT}
     told(report, "the driver's cache holds nothing")
+    told(report, "keeps nothing")
     assert not cache_path(folder, opener.device.identity).exists()
 
 

@@ -151,37 +151,16 @@ async def test_each_shader_is_asked_for_once(
     assert record.provider_ns > 0
 
 
-def broken(how: str) -> Callable[[int], object]:
-    def give(key: int) -> object:
-        if key != 1003:
-            return SPIRV
-        return {
-            "gives text": "shader",
-            "gives nothing": b"",
-            "gives no words": SPIRV[:-1],
-            "gives junk": bytes(len(SPIRV)),
-            "gives half": SPIRV[: len(SPIRV) // 2 // 4 * 4 + 4],
-        }[how]
-
-    return give
-
-
 @pytest.mark.parametrize(
-    ("how", "reason"),
-    [
-        ("gives text", "the provider gave str and not bytes"),
-        ("gives nothing", "the provider gave what is no SPIR-V: "),
-        ("gives no words", "the provider gave what is no SPIR-V: "),
-        ("gives junk", "the provider gave what is no SPIR-V: "),
-        ("gives half", "the provider gave what is no SPIR-V: "),
-    ],
+    "given",
+    ["shader", b"", SPIRV[:-1], bytes(len(SPIRV)), SPIRV[: len(SPIRV) // 2 // 4 * 4 + 4]],
+    ids=["text", "nothing", "no words", "junk", "half"],
 )
-async def test_what_a_provider_gets_wrong_is_the_outcome_of_its_pipelines_alone(
-    how: str, reason: str
-) -> None:
-    translator = Translator(broken(how))
+async def test_what_a_provider_gets_wrong_is_the_outcome_of_its_pipelines_alone(given: object) -> None:
+    translator = Translator(lambda key: given if key == 1003 else SPIRV)
     report = await supplied(translator)
-    assert_two_failed(report, f"shader module {1003:016x}: {reason}")
+    reason = "the provider gave what is no SPIR-V: " if isinstance(given, bytes) else "str and not bytes"
+    assert_two_failed(report, reason)
     assert report.identifiers is not None
     assert report.identifiers.refused == 1
     assert translator.calls.count(1003) == 1

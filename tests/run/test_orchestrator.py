@@ -21,7 +21,7 @@ from orchestrator.devices.simulated import (
 from orchestrator.errors import ExternalSynchronizationError
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
-from orchestrator.run.records import OutcomeStatus, Progress
+from orchestrator.run.records import OutcomeStatus
 from orchestrator.schedule.options import Order, ScheduleOptions
 from tests.run.support import (
     RefusingDevice,
@@ -30,11 +30,6 @@ from tests.run.support import (
     prepared_set,
     without,
 )
-
-
-def chain(count: int) -> dict[int, list[int]]:
-    """Libraries 0..9, linked by every tenth pipeline of the graphics ones, and a chain among them."""
-    return {index: [index % 10] for index in range(10, count // 2, 7)} | {5: [4], 4: [0]}
 
 
 async def test_without_the_feature_per_worker_falls_back_and_says_so() -> None:
@@ -133,23 +128,6 @@ async def test_a_refused_merge_or_read_back_does_not_lose_the_report(operation: 
     assert any("VK_ERROR_OUT_OF_HOST_MEMORY" in each for each in (*report.merge.warnings, *report.notes))
     assert (report.cache_data is None) == (operation is CacheOperation.READ)
     assert device.live_caches == 0
-
-
-async def test_progress_never_lies() -> None:
-    seen: list[Progress] = []
-    device = SimulatedDevice(SimulatedOptions(unusable={0: "no module"}))
-    report = await run_pipelines(
-        device,
-        prepared_set(device),
-        RunOptions(workers=2),
-        on_progress=seen.append,
-    )
-    assert {each.total for each in seen} == {300}
-    assert seen[0].failed == 1
-    assert seen[0].eta_s is None
-    assert [each.done for each in seen] == sorted(each.done for each in seen)
-    last = seen[-1]
-    assert (last.done, last.compiled, last.in_flight, last.eta_s) == (300, report.compiled, 0, 0.0)
 
 
 @pytest.mark.parametrize("mode", list(CacheMode))

@@ -66,16 +66,3 @@ def test_a_link_without_feedback_is_no_hit_where_it(
     record(recorder, [0], batch(HIT))
     record(recorder, [1], batch(0, results=results))
     assert statuses(recorder) == [OutcomeStatus.CACHE_HIT, expected]
-
-
-def test_a_refused_pipeline_is_told_with_the_name_of_its_result() -> None:
-    image = simulated_image(range(6), kinds=[PipelineKind.GRAPHICS] * 6)
-    recorder = OutcomeRecorder(image, keep=True)
-    given = batch(HIT, VALID, HIT, results=(0, -1, 0))
-    given.handles[:] = [7, 0, 9]
-    assert recorder.record(np.array([1, 4, 5], np.int32), given) == ({4: "VK_ERROR_OUT_OF_HOST_MEMORY"}, 2)
-    table = recorder.table
-    assert [each.key for each in table] == [0, 1, 2, 3, 4, 5]
-    assert [each.handle for each in table] == [0, 7, 0, 0, 0, 9]
-    assert table.row(4).reason == "VK_ERROR_OUT_OF_HOST_MEMORY"
-    assert table.counts() == dict(zip(OutcomeStatus, (0, 2, 0, 1, 3), strict=True))

@@ -1,4 +1,4 @@
-"""Rolling merges: nothing lost, nothing shared, nothing stopped; and the primary as a first level."""
+"""Merges: pruned bytes, sources that are refused, rolling merges, and the primary as a first level."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import pytest
 import trio
 from attrs import evolve
 
-from orchestrator.devices.device import PipelineSource
+from orchestrator.devices.device import (
+    ERROR_OUT_OF_HOST_MEMORY,
+    PipelineCache,
+    PipelineSource,
+)
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import (
     CostModel,
@@ -19,8 +23,8 @@ from orchestrator.devices.simulated import (
     SimulatedOptions,
     simulated_image,
 )
-from orchestrator.errors import ExternalSynchronizationError
-from orchestrator.run.caches import CacheMerge
+from orchestrator.errors import DriverError
+from orchestrator.run.caches import CacheMerge, merge_into, pruned_bytes
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus
@@ -208,28 +212,40 @@ async def test_two_level_without_compile_required_is_per_worker_and_says_so() ->
         data = report.cache_data or b""
 
 
-async def test_a_caller_that_merges_into_the_primary_meanwhile_is_told() -> None:
-    entered = threading.Event()
+@pytest.mark.parametrize(
+    ("sources", "before", "after", "pruned"),
+    [
+        ((132, 232), 32, 332, 0),
+        ((132, 132), 32, 132, 100),
+        ((332, 332), 232, 332, 500),
+        ((32, 32), 32, 32, 0),
+        ((132,), 32, 200, 0),
+    ],
+)
+def test_pruned_bytes(sources: tuple[int, ...], before: int, after: int, pruned: int) -> None:
+    assert pruned_bytes(sources, before, after, 32) == pruned
 
-    def on_compile(key: int) -> None:
-        if key == 1000:
-            entered.set()
-            # Holds the primary for as long as the run lasts.
-            assert done.wait(60)
 
-    done = threading.Event()
-    device = SimulatedDevice(evolve(without(internally_synchronized_merge=False), on_compile=on_compile))
-    primary = device.create_pipeline_cache(name="primary")
-    stray = device.prepare(simulated_image([1000]))
-    user = threading.Thread(target=device.create_pipelines, args=(stray, np.array([0], np.int32), primary))
-    user.start()
-    assert entered.wait(60)
-    try:
-        with pytest.raises(ExternalSynchronizationError, match="primary"):
-            await run_pipelines(
-                device, prepared_set(device), RunOptions(workers=2, merge=EACH_BATCH), primary=primary
-            )
-    finally:
-        done.set()
-        user.join()
-    assert device.live_caches == 1
+def test_a_refused_source_does_not_take_the_others_with_it() -> None:
+    class Picky(SimulatedDevice):
+        def merge_pipeline_caches(self, destination, sources):  # type: ignore[no-untyped-def]
+            if any(source.name == "bad" for source in sources):
+                raise DriverError(
+                    "vkMergePipelineCaches", ERROR_OUT_OF_HOST_MEMORY, "VK_ERROR_OUT_OF_HOST_MEMORY"
+                )
+            super().merge_pipeline_caches(destination, sources)
+
+    device = Picky()
+    prepared = prepared_set(device, 3)
+    caches: list[PipelineCache] = []
+    for index, name in enumerate(["a", "bad", "b"]):
+        caches.append(device.create_pipeline_cache(name=name))
+        device.create_pipelines(prepared, np.array([index], np.int32), caches[-1])
+    primary = device.create_pipeline_cache()
+    merged = merge_into(primary, caches)
+    assert (merged.unmerged, merged.why) == (
+        1,
+        "vkMergePipelineCaches returned VK_ERROR_OUT_OF_HOST_MEMORY (-1)",
+    )
+    batch = device.create_pipelines(prepared, np.arange(3, dtype=np.int32), primary)
+    assert (batch.feedback_flags & 2 != 0).tolist() == [True, False, True]

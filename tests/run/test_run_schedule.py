@@ -1,18 +1,16 @@
-"""Runs and their schedule: everything once, duplicates by their leader's worker, good pipelines not lost."""
+"""Runs and their schedule: duplicates by their leader's worker, ends at a time limit, what is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import time
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from orchestrator.devices.device import CreationBatch
 from orchestrator.devices.modes import CacheMode
-from orchestrator.devices.simulated import SimulatedDevice, simulated_image
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.errors import DeviceError
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
@@ -20,9 +18,7 @@ from orchestrator.run.records import OutcomeStatus
 from orchestrator.schedule.jobs import JobGraph
 from orchestrator.schedule.options import ScheduleOptions
 from orchestrator.schedule.scheduler import Scheduler
-from tests.run.support import MODES_WITH_CACHE, check_sums, prepared_set, without
-
-WHAT = "create_pipelines"
+from tests.run.support import check_sums, prepared_set, without
 
 
 async def test_pipelines_with_one_pipeline_key_are_compiled_once() -> None:
@@ -83,20 +79,6 @@ async def test_a_scheduler_of_another_run_is_refused() -> None:
             await run_pipelines(device, prepared, RunOptions(workers=2), scheduler=scheduler)
 
 
-class StoppedDevice(SimulatedDevice):
-    """Something is called in the middle of a call, counted from 1."""
-
-    def __init__(self, at_call: int, stop: Callable[[], object]) -> None:
-        super().__init__()
-        self.at_call, self.stop, self.made = at_call, stop, 0
-
-    def _create(self, *given: Any, **more: Any) -> CreationBatch:
-        self.made += 1
-        if self.made == self.at_call:
-            self.stop()
-        return super()._create(*given, **more)
-
-
 async def test_a_primary_of_another_device_is_named() -> None:
     device, other = SimulatedDevice(), SimulatedDevice()
     theirs = other.create_pipeline_cache(name="theirs")
@@ -105,30 +87,17 @@ async def test_a_primary_of_another_device_is_named() -> None:
     assert not theirs.destroyed
 
 
-@pytest.mark.parametrize("mode", MODES_WITH_CACHE)
-async def test_what_was_not_begun_at_a_stop_was_not_run(mode: CacheMode) -> None:
-    first = SimulatedDevice()
-    data = (await run_pipelines(first, prepared_set(first), RunOptions(workers=2))).cache_data
-    stop = trio.Event()
-
-    async def stop_now() -> None:
-        stop.set()
-        await trio.testing.wait_all_tasks_blocked()
-
-    device = StoppedDevice(20, lambda: trio.from_thread.run(stop_now))
-    options = RunOptions(
-        workers=1, mode=mode, keep=True, schedule=ScheduleOptions(batch_limit=8, target_ns=10**9)
-    )
-    report = await run_pipelines(device, prepared_set(device), options, primary=data, stop=stop)
-    assert device.made == 20
-    check_sums(report)
-    made = report.counts()[OutcomeStatus.CACHE_HIT]
-    assert made == sum(each.pipelines for each in device.calls() if each.operation == WHAT)
-    assert report.counts()[OutcomeStatus.NOT_RUN] == 300 - made
-    assert report.calls.sizes.sum() == made
-    assert device.live_pipelines == made
-    handles = report.pipelines.handles
-    assert handles is not None
-    assert np.count_nonzero(handles) == made
-    device.destroy_pipelines(handles)
-    device.close()
+async def test_batches_in_flight_at_the_end_of_the_time_are_not_lost() -> None:
+    device = SimulatedDevice(SimulatedOptions(on_compile=lambda _key: time.sleep(0.01)))
+    prepared = prepared_set(device, 300)
+    primary = device.create_pipeline_cache()
+    first = await run_pipelines(device, prepared, RunOptions(workers=2, time_limit_s=0.05), primary=primary)
+    check_sums(first)
+    counts = first.counts()
+    assert counts[OutcomeStatus.NOT_RUN] > 0
+    assert counts[OutcomeStatus.NOT_RUN] + counts[OutcomeStatus.COMPILED] == 300
+    # Running again is resuming: what was compiled hits, the rest is compiled.
+    second = await run_pipelines(device, prepared, RunOptions(workers=2), primary=primary)
+    assert second.cache_hits == first.compiled
+    assert second.compiled == counts[OutcomeStatus.NOT_RUN]
+    assert set(device.compile_counts.values()) == {1}

@@ -1,6 +1,8 @@
-"""Sessions: submitted, promoted, required; budgets between batches; outcomes."""
+"""Sessions: what passes a budget, cancelling, how they end, and who owns what they kept."""
 
 from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
@@ -8,119 +10,36 @@ import trio
 import trio.testing
 
 from orchestrator.devices.modes import CacheMode
-from orchestrator.devices.simulated import SimulatedDevice, simulated_image
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run.execution import scheduler_of
 from orchestrator.run.options import RunOptions
-from orchestrator.run.records import OutcomeStatus, PipelineOutcome
-from orchestrator.run.session import PipelineSession, open_session
+from orchestrator.run.records import OutcomeStatus
+from orchestrator.run.session import DeviceLostError, PipelineSession, open_session
 from orchestrator.schedule.options import Priority, ScheduleOptions
 from tests.run.support import (
     MODES_WITH_CACHE,
     ONE,
     RefusingDevice,
+    cancelled,
     hits_of,
+    losing_device,
     prepared_set,
-    queued,
     recorded,
     remaining,
-    report_of,
     required,
 )
 
 
-@pytest.mark.parametrize("mode", [*MODES_WITH_CACHE, CacheMode.NONE])
-@pytest.mark.parametrize("workers", [1, 3])
-async def test_leaving_the_block_finishes_what_was_submitted(mode: CacheMode, workers: int) -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device, libraries={200: [3, 4], 201: [3], 210: [200]})
-    async with open_session(device, prepared, RunOptions(workers=workers, mode=mode)) as session:
-        await session.submit(range(300))
-    report = report_of(session)
-    assert session.is_idle
-    assert report.compiled == 300
-    assert not report.stopped
-    assert set(device.compile_counts.values()) == {1}
-    assert device.live_caches == 0
-    if mode is not CacheMode.NONE:
-        assert report.cache_data is not None
-        assert await hits_of(report.cache_data) == 300
-
-
-async def test_the_most_urgent_first_and_promotion_changes_that() -> None:
-    recorder, device = recorded()
-    prepared = device.prepare(simulated_image(range(40), libraries={39: [38]}))
-    async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE, time_limit_s=0)) as session:
-        await session.submit(range(5), priority=Priority.BACKGROUND)
-        await session.submit(range(10, 15))
-        await session.submit(range(20, 25), priority=Priority.NOW)
-        await session.submit(39, priority=Priority.BACKGROUND)
-        assert recorder.order == []
-        assert remaining(session).tolist() == [*range(20, 25), *range(10, 15), *range(5), 38, 39]
-        assert session.promote(39, Priority.NOW) == 2
-        assert session.promote([2, 3, 11], Priority.NOW) == 3
-        assert session.promote(range(5), Priority.SOON) == 3
-        assert session.promote([2, 30], Priority.NOW) == 0, "as urgent already, and never submitted"
-        session.limit_time(None)
-    order = recorder.order
-    assert sorted(order[:10]) == [2, 3, 11, *range(20, 25), 38, 39]
-    assert sorted(order[10:]) == [0, 1, 4, 10, 12, 13, 14]
-
-
-@pytest.mark.parametrize("submitted", [False, True])
-async def test_what_is_required_passes_the_budget(submitted: bool) -> None:
+async def test_what_is_required_passes_the_budget_with_its_library_and_nothing_else_does() -> None:
     recorder, device = recorded()
     prepared = device.prepare(simulated_image(range(50), libraries={40: [4]}))
     async with open_session(device, prepared, RunOptions(workers=2, schedule=ONE, time_limit_s=0)) as session:
-        await session.submit([40, 41] if submitted else [], priority=Priority.BACKGROUND)
         await session.submit(range(10, 20), priority=Priority.BACKGROUND)
-        outcome = await required(session, 40)
-        assert outcome.created
-        assert outcome.index == 40
-        assert outcome.key == 40
-        assert recorder.order == [4, 40], "nothing else passed the budget"
-        assert await required(session, 40) == outcome
+        assert (await required(session, 40)).created
         with session.exchange.looking() as schedule:
             assert not schedule.exempts, "nothing passes the budget when nobody waits"
         await session.close()
-    assert sorted(device.compile_counts) == [4, 40]
-
-
-async def test_what_is_in_flight_is_joined() -> None:
-    recorder, device = recorded(hold=3)
-    prepared = device.prepare(simulated_image(range(9)))
-    found: list[PipelineOutcome] = []
-
-    async def ask(session: PipelineSession) -> None:
-        found.append(await required(session, 3))
-
-    async with (
-        open_session(device, prepared, RunOptions(workers=2)) as session,
-        trio.open_nursery() as nursery,
-    ):
-        await session.submit([3], priority=Priority.BACKGROUND)
-        await recorder.entered.wait()
-        nursery.start_soon(ask, session)
-        nursery.start_soon(ask, session)
-        await trio.testing.wait_all_tasks_blocked()
-        assert found == []
-        recorder.open.set()
-    assert [each.status for each in found] == [OutcomeStatus.COMPILED] * 2
-    assert device.compile_counts == {3: 1}
-
-
-async def test_a_budget_leaves_what_remains_and_the_next_goes_on() -> None:
-    recorder, device = recorded()
-    prepared = device.prepare(simulated_image(range(30)))
-    async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE, time_limit_s=0)) as session:
-        await session.submit(range(20), priority=Priority.BACKGROUND)
-        assert queued(session) == 20
-        await session.submit(25, priority=Priority.NOW)
-        session.limit_time(3600)
-        await session.idle()
-        assert recorder.order[0] == 25
-        progress = session.progress
-        assert (progress.total, progress.done, progress.in_flight) == (21, 21, 0)
-    assert len(recorder.order) == 21
+    assert recorder.order == [4, 40]
 
 
 async def test_the_time_to_go_is_not_known_while_a_session_has_no_time() -> None:
@@ -150,3 +69,203 @@ async def test_what_follows_from_another_outcome_is_there_when_its_ticket_is_don
         assert [each.status for each in await session.wait(range(4))] == [OutcomeStatus.FAILED] * 4
         assert not any(device.compile_counts.values())
         assert len(session.settled()) == 4, "whoever asks first, it is news"
+
+
+async def test_libraries_are_cancelled_with_the_last_that_links_them() -> None:
+    recorder, device = recorded()
+    # 30 links 1, which nothing else needs. 31 and 32 link 2, and 32 stays. 33 links 3, which was submitted.
+    libraries = {30: [1], 31: [2], 32: [2], 33: [3]}
+    prepared = device.prepare(simulated_image(range(40), libraries=libraries))
+    async with open_session(device, prepared, RunOptions(workers=2, schedule=ONE, time_limit_s=0)) as session:
+        await session.submit([30, 31, 33, *range(10, 20)])
+        await session.submit([32, 3])
+        gone = [30, 31, 33, *range(10, 15), *range(16, 20)]
+        assert await cancelled(session, gone) == 3 + 9 + 1
+        assert await cancelled(session, gone) == 0
+        assert sorted(remaining(session).tolist()) == [2, 3, 15, 32]
+    assert sorted(recorder.order) == [2, 3, 15, 32]
+
+
+CANCELS: dict[str, Callable[[PipelineSession], Awaitable[int]]] = {
+    "job": lambda session: cancelled(session, [5]),
+    "all": cancelled,
+    # It is not in flight, but the library that only it needs is.
+    "linker": lambda session: cancelled(session, [12]),
+}
+
+
+@pytest.mark.parametrize("mode", MODES_WITH_CACHE)
+@pytest.mark.parametrize("what", CANCELS)
+async def test_it_returns_when_what_is_in_flight_has_returned(mode: CacheMode, what: str) -> None:
+    recorder, device = recorded(hold=5)
+    prepared = device.prepare(simulated_image(range(20), libraries={12: [5]}))
+    ended: list[bool] = []
+    async with open_session(device, prepared, RunOptions(workers=2, mode=mode, schedule=ONE)) as session:
+        await session.submit(12 if what == "linker" else 5)
+        await recorder.entered.wait()
+
+        async def give_up() -> None:
+            await CANCELS[what](session)
+            # In flight means: the driver has it. It has returned by now.
+            assert device.compile_counts == {5: 1}
+            ended.append(True)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(give_up)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not ended
+            recorder.open.set()
+        assert ended
+    assert recorder.order == [5]
+    assert device.live_caches == 0
+
+
+async def test_who_is_cancelled_while_it_waits_has_cancelled_all_the_same() -> None:
+    recorder, device = recorded(hold=5)
+    prepared = device.prepare(simulated_image(range(20)))
+    async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE)) as session:
+        await session.submit(5)
+        await recorder.entered.wait()
+        await session.submit(range(6, 20))
+        with trio.move_on_after(0) as scope:
+            await cancelled(session)
+        assert scope.cancelled_caught
+        recorder.open.set()
+    assert recorder.order == [5]
+
+
+async def test_what_was_cancelled_polled_and_submitted_again_is_waited_for() -> None:
+    recorder, device = recorded(hold=10)
+    prepared = device.prepare(simulated_image(range(20)))
+    outcomes: list[bool] = []
+    async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE, time_limit_s=0)) as session:
+        await session.submit(range(20))
+        assert await cancelled(session) == 20
+        assert len(session.settled()) == 0
+        await session.submit(range(20))
+
+        async def wait() -> None:
+            outcomes.extend(each.created for each in await session.wait(range(20)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            session.limit_time(None)
+            await recorder.entered.wait()
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert outcomes == [], "the driver has one of them still"
+            recorder.open.set()
+    assert outcomes == [True] * 20
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_progress_ends_at_exactly_what_was_submitted(workers: int) -> None:
+    """With libraries that come along, duplicates, failures, what links them, and what is cancelled."""
+    device = RefusingDevice({7: -1})
+    prepared = prepared_set(device, libraries={200: [3, 4], 201: [7], 210: [200]})
+    options = RunOptions(workers=workers, schedule=ONE, time_limit_s=0)
+    async with open_session(device, prepared, options) as session:
+        await session.submit([200, 201, 210, 11, *range(20, 60)])
+        assert session.progress.total == 4 + 3 + 40
+        await session.submit(range(100, 150))
+        assert session.progress.total == 47 + 50
+        seen = [session.progress]
+        assert await cancelled(session, range(100, 150)) == 50
+        session.limit_time(None)
+        settled: set[int] = set()
+        while not session.is_idle:
+            seen.append(session.progress)
+            news = session.settled().tolist()
+            assert not settled.intersection(news)
+            settled.update(news)
+            await trio.lowlevel.checkpoint()
+        settled.update(session.settled().tolist())
+        assert settled == {3, 4, 7, 11, 200, 201, 210, *range(20, 60)}
+        assert len(session.settled()) == 0
+        end = session.progress
+        assert (end.total, end.done, end.failed, end.skipped) == (47, 47, 2, 0)
+        assert (end.share, end.cost_share, end.eta_s) == (1.0, 1.0, 0.0)
+        shares = [each.cost_share for each in seen[1:]]
+        assert shares == sorted(shares)
+        assert all(share < 1 or each.done == each.total for share, each in zip(shares, seen[1:], strict=True))
+        await session.submit(range(100, 110))
+        assert session.progress.total == 57
+    assert (session.progress.total, session.progress.done) == (57, 57)
+
+
+async def _leave(_session: PipelineSession) -> None:
+    """Wait at the end of the block."""
+
+
+async def _sleep(_session: PipelineSession) -> None:
+    await trio.sleep_forever()
+
+
+async def _submit(session: PipelineSession) -> None:
+    while True:
+        await session.submit(5)
+
+
+@pytest.mark.parametrize("use", [PipelineSession.finish, _leave, _sleep, _submit])
+async def test_a_bug_in_a_worker_comes_out_alone_whatever_the_block_waits_for(
+    use: Callable[[PipelineSession], Awaitable[object]],
+) -> None:
+    def broken(_key: int) -> None:
+        raise ZeroDivisionError
+
+    device = SimulatedDevice(SimulatedOptions(on_compile=broken))
+    sessions = []
+
+    async def used() -> None:
+        async with open_session(device, prepared_set(device), RunOptions(workers=3)) as session:
+            sessions.append(session)
+            await session.submit(range(300))
+            await use(session)
+
+    with trio.fail_after(60), pytest.raises(ZeroDivisionError):
+        await used()
+    assert device.live_caches == 0
+    with pytest.raises(trio.BrokenResourceError):
+        await sessions[0].finish()
+
+
+@pytest.mark.parametrize("how", ["submit", "producers", "close", "finish", "leave"])
+async def test_a_lost_device_is_told_once_with_the_report(how: str) -> None:
+    device = losing_device(0)
+    prepared = prepared_set(device)
+    told: list[DeviceLostError] = []
+    try:
+        async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE, keep=True)) as session:
+            await session.submit(range(5, 9))
+            await session.wait(range(5, 9))
+            await session.submit(range(300))
+            outcomes = await session.wait(range(300))
+            assert any(each.status is OutcomeStatus.NOT_RUN for each in outcomes)
+            assert any("DEVICE_LOST" in each.reason or "VK_ERROR" in each.reason for each in outcomes)
+            if how == "submit":
+                await session.submit(3)
+            elif how == "producers":
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(session.submit, 3)
+                    nursery.start_soon(required, session, 4)
+            elif how in ("close", "finish"):
+                end = getattr(session, how)
+                try:
+                    await end()
+                except DeviceLostError as error:
+                    told.append(error)
+                assert await end() is told[0].report
+    except DeviceLostError as error:
+        told.append(error)
+    (lost,) = told
+    report = lost.report
+    assert report is session.report
+    assert report.stopped
+    assert any("device was lost" in note for note in report.notes)
+    # Everything comes back: what the primary holds, and what was kept.
+    assert report.cache_data is not None
+    assert await hits_of(report.cache_data) == report.compiled > 0
+    handles = report.pipelines.handles
+    assert handles is not None
+    assert np.count_nonzero(handles) == device.live_pipelines == report.compiled
+    device.destroy_pipelines(handles)
+    assert (device.live_caches, device.live_pipelines) == (0, 0)

@@ -10,7 +10,7 @@ import trio
 import trio.testing
 from attrs import define, field
 
-from orchestrator.errors import DeviceError, ExternalSynchronizationError, NoDeviceError
+from orchestrator.errors import DeviceError, ExternalSynchronizationError
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, Progress
 from orchestrator.run.steering import Settlement
@@ -118,13 +118,6 @@ async def test_as_many_run_as_there_are_processors(autojump_clock: trio.testing.
     assert compiler.most == 4
     # The last two share the processors of the others, and take none twice.
     assert [listener.workers[each] for each in "abcdef"] == [1, 1, 1, 1, 2, 2]
-
-
-async def test_what_happens_to_one_changes_no_other(autojump_clock: trio.testing.MockClock) -> None:
-    error = NoDeviceError("nothing answers")
-    results = await run("abc", Compiler({"b": error}))
-    assert [each.error for each in results] == [None, error, None]
-    assert [each.report is None for each in results] == [False, True, False]
 
 
 async def test_a_bug_is_no_result(autojump_clock: trio.testing.MockClock) -> None:

@@ -19,23 +19,12 @@ from orchestrator.run.vetting import Trials, run_with_children
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv.validation import ValidationLimits, validate_modules
 from orchestrator.supervise import trial
-from orchestrator.supervise.connection import Connection
-from orchestrator.supervise.server import CompileServer
-from orchestrator.supervise.trial import SuspectTrials, try_pipelines
+from orchestrator.supervise.trial import try_pipelines
 from tests.run.small_sets import MARKER, compute_keys, opener
 from tests.supervise.processes import children
 
 KEYS = compute_keys()[:6]
 JOBS = [PipelineJob(key, PipelineKind.COMPUTE) for key in KEYS]
-
-
-@opener
-def open_quitter(key: int) -> None:
-    """For a trial process: compiling one pipeline ends it as if all were well, another as an error."""
-    if key == KEYS[1]:
-        os._exit(0)
-    if key == KEYS[3]:
-        os._exit(7)
 
 
 @opener
@@ -69,17 +58,6 @@ async def tried(archive: Path, name: str = "", stop: trio.Event | None = None) -
     return await try_pipelines([str(archive)], JOBS, options, DeviceRequest(), stop)
 
 
-async def test_every_way_to_end_is_named_and_the_others_go_on(archive: Path) -> None:
-    before = children()
-    trials = await tried(archive, "open_quitter")
-    assert trials.survived == {job for number, job in enumerate(JOBS) if number not in (1, 3)}
-    assert "exit status 0" in trials.died[JOBS[1]]
-    assert "exit status 7" in trials.died[JOBS[3]]
-    # Three go on from one to the next, and the two that end a process are then the first in another.
-    assert trials.processes == 5
-    assert children() == before
-
-
 async def test_a_process_that_does_not_get_ready_is_followed_by_another_one(
     archive: Path, marker: Path
 ) -> None:
@@ -107,22 +85,6 @@ async def test_a_pipeline_that_waits_for_a_processor_is_not_to_blame(
     assert "did not come back from it within 0.2 s" in died[JOBS[0]]
     monkeypatch.setattr(trial, "waited_ns", lambda _: time.monotonic_ns())
     assert (await try_pipelines([str(archive)], JOBS[:1], options, DeviceRequest())).died == {}
-
-
-async def test_no_trial_begins_when_the_time_is_over(archive: Path) -> None:
-    connection = Connection.to(CompileServer.start([str(archive)], CompileOptions(mode="per-worker")))
-
-    async def note(*_: object) -> None:
-        raise AssertionError("nothing was tried")
-
-    trials = SuspectTrials(
-        connection, CompileOptions(mode="per-worker"), b"", {}, note, ends_at=trio.current_time()
-    )
-    try:
-        await trials.run(JOBS)
-    finally:
-        connection.close()
-    assert (trials.processes, trials.is_over) == (0, True)
 
 
 async def test_stopping_and_cancelling_leave_no_child(archive: Path) -> None:

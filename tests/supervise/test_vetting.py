@@ -6,7 +6,7 @@ ends with a report.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,7 @@ from tests.drivers import corpora_folder, require_tool
 from tests.run.small_sets import Opener, add_sample, compiled, compute_keys, write_small_set
 
 COUNT = 40
+Modules = list[tuple[int, bytes]]
 
 
 @pytest.fixture
@@ -39,17 +40,21 @@ def archive(tmp_path: Path) -> Path:
     return path
 
 
+def validator(monkeypatch: pytest.MonkeyPatch, judge: Callable[[Modules], dict[int, SpirvJudgement]]) -> None:
+    monkeypatch.setattr(validation, "validate_modules", lambda modules, *_, **__: judge(modules))
+    monkeypatch.setattr(validation, "find_spirv_val", lambda: "spirv-val")
+
+
 @pytest.fixture
 def refuses_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A validator that refuses the first module of an image, and does not know the last."""
 
-    def judge(modules: list[tuple[int, bytes]], program: str, **options: object) -> dict[int, SpirvJudgement]:
+    def judge(modules: Modules) -> dict[int, SpirvJudgement]:
         verdicts = {index: SpirvJudgement(SpirvVerdict.VALID) for index, _ in modules}
         verdicts[len(modules) - 1] = SpirvJudgement(SpirvVerdict.UNKNOWN, "spirv-val: too old")
         return verdicts | {0: SpirvJudgement(SpirvVerdict.INVALID, "spirv-val: error: broken")}
 
-    monkeypatch.setattr(validation, "validate_modules", judge)
-    monkeypatch.setattr(validation, "find_spirv_val", lambda: "spirv-val")
+    validator(monkeypatch, judge)
 
 
 def uses_of_first(archive: Path) -> set[int]:
@@ -70,10 +75,7 @@ async def test_warn_compiles_all_the_same(archive: Path) -> None:
 
 async def test_nothing_to_refuse_is_said(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     valid = SpirvJudgement(SpirvVerdict.VALID)
-    monkeypatch.setattr(
-        validation, "validate_modules", lambda modules, *_, **__: {at: valid for at, _ in modules}
-    )
-    monkeypatch.setattr(validation, "find_spirv_val", lambda: "spirv-val")
+    validator(monkeypatch, lambda modules: {at: valid for at, _ in modules})
     report = await compiled(archive, None, Opener(), spirv_val=ModulePolicy.WARN)
     assert any(each.startswith("spirv-val refuses none of ") for each in report.notes)
 
@@ -148,15 +150,11 @@ def linked(tmp_path: Path) -> LinkedSet:
 async def test_what_links_a_library_of_a_refused_module_is_skipped(
     linked: LinkedSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge(modules: list[tuple[int, bytes]], program: str, **options: object) -> dict[int, SpirvJudgement]:
-        refused = SpirvJudgement(SpirvVerdict.INVALID, "spirv-val: error: broken")
-        return {
-            index: refused if code == linked.code else SpirvJudgement(SpirvVerdict.VALID)
-            for index, code in modules
-        }
-
-    monkeypatch.setattr(validation, "validate_modules", judge)
-    monkeypatch.setattr(validation, "find_spirv_val", lambda: "spirv-val")
+    valid = SpirvJudgement(SpirvVerdict.VALID)
+    refused = SpirvJudgement(SpirvVerdict.INVALID, "spirv-val: error: broken")
+    validator(
+        monkeypatch, lambda modules: {at: refused if code == linked.code else valid for at, code in modules}
+    )
     opener = Opener()
     report = await compiled(linked.path, None, opener, spirv_val=ModulePolicy.SKIP)
     skipped = {each.job.key: each.reason for each in report.of_status(OutcomeStatus.SKIPPED)}
