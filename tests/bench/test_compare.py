@@ -60,17 +60,6 @@ def test_a_build_that_adds_pipelines_is_told_in_one_sentence() -> None:
     assert any(each.startswith("hash of the set") for each in report.differences)
 
 
-def test_one_device_is_compared_with_another_whatever_they_are_called() -> None:
-    environment = msgspec.structs.replace(ENVIRONMENT, driver_info="2.0")
-    report = compare_samples(results(device="a"), results(device="b", environment=environment))
-    (change,) = report.changes
-    assert (change.before.device, change.after.device) == ("a", "b")
-    assert "version of the driver: 1.0 -> 2.0" in report.differences
-    assert (
-        len(compare_samples(results(device="a") + results(device="c"), results(device="a")).only_before) == 1
-    )
-
-
 def test_of_several_devices_only_those_that_are_chosen_are_compared_and_told() -> None:
     old = msgspec.structs.replace(ENVIRONMENT, driver_info="old", opened_as=("Vulkan 1.2", "Vulkan 1.3"))
     new = msgspec.structs.replace(ENVIRONMENT, driver_info="new", opened_as=("Vulkan 1.4",))
@@ -132,16 +121,6 @@ def test_without_samples_nothing_is_compared() -> None:
         compare_samples(results(), failures(results()))
     with pytest.raises(ValueError, match="the first holds no samples"):
         compare_samples(series(CONTROL, mode="shared", control=True), results())
-
-
-def test_pipelines_that_are_refused_pass_for_no_gain() -> None:
-    half = results(0.5, created=500, failed=500)
-    report = compare_samples(results(), half)
-    assert "pipelines refused in a pass: 0 -> 500" in report.differences
-    assert report.summary.endswith("of 1 cell 1 faster")
-    assert report.missing == "500 more pipelines refused"
-    assert not compare_samples(half, results()).missing
-    assert not compare_samples(half, results(created=1500, failed=1500, passes=3)).missing  # the same 500
 
 
 def test_time_needs_equal_waits_for_a_processor_and_cpu_time_decides_without() -> None:

@@ -1,4 +1,4 @@
-"""Running benchmarks."""
+"""Plans of benchmarks, and running them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from orchestrator.bench.jobs import (
     run_in_process,
 )
 from orchestrator.bench.rows import (
+    Row,
     Sample,
     Start,
     arm_text,
@@ -33,7 +34,7 @@ from orchestrator.bench.rows import (
     failed_arms,
     read_rows,
 )
-from orchestrator.bench.runner import RESULTS, Matrix, run_bench, timelines_of
+from orchestrator.bench.runner import RESULTS, Matrix, eta_of, remaining, run_bench, timelines_of
 from orchestrator.bench.statistics import LEAST_PAIRS
 from orchestrator.bench.take import fill
 from orchestrator.devices.modes import CacheMode
@@ -118,18 +119,6 @@ def test_an_interrupted_benchmark_goes_on_where_it_was(tmp_path: Path, at: int) 
     assert set(taken.values()) == {1}
     assert len(taken) == TOTAL
     assert run_bench(PLAN, tmp_path, run_job=Answers(instead=interrupt)).stopped == ""  # nothing is left
-
-
-def test_a_mode_that_is_added_is_measured_beside_its_baseline(tmp_path: Path) -> None:
-    run_bench(evolve(PLAN, modes=(CacheMode.SHARED,)), tmp_path, run_job=Answers())
-    added = Answers()
-    outcome = run_bench(PLAN, tmp_path, run_job=added)
-    counted = [job for job in added.jobs if job.round >= 0]
-    assert len(counted) == TOTAL - WARM_UPS  # whole rounds, with baseline and control
-    assert {job.mode for job in added.jobs if job.round < 0} == {"per-worker"}
-    assert (outcome.done, outcome.resumed) == (TOTAL, WARM_UPS * 2 // 3)
-    assert len({(each.conditions, each.round, each.run) for each in counted_samples(outcome.rows)}) == 12
-    assert {each.run for each in counted_samples(outcome.rows)} == {each.run for each in counted}
 
 
 def test_an_arm_that_fails_again_has_nothing_taken_again(tmp_path: Path) -> None:
@@ -442,3 +431,70 @@ def test_a_process_that_dies_is_told() -> None:
     assert isinstance(refused, Refused)
     assert refused.kind == "crash"
     assert "Invalid enum value" in refused.reason
+
+
+WIDE = Matrix(
+    set_paths=("a.foz",),
+    devices=("x", "y"),
+    modes=(CacheMode.PER_WORKER, CacheMode.SHARED, CacheMode.NONE),
+    workers=(1, 4),
+    starts=(Start.COLD, Start.WARM),
+    duplicates=(0.0, 0.5),
+    samples=5,
+    batch=32,
+    cache_directory="caches",
+    warm_passes={(device, mode): count for device, count in (("x", 30), ("y", 7)) for mode in CacheMode},
+    cores=0,  # so that no group is sampled further
+)
+
+
+def row_of(job: SampleJob, took: float = 2.0) -> Row:
+    return sample_of(job, process_s=took)
+
+
+def test_every_cell_has_its_samples_and_every_group_its_control() -> None:
+    jobs = list(WIDE.jobs())
+    keys = Counter(job.key for job in jobs)
+    assert set(keys.values()) == {1}
+    cells = Counter(job.arm.cell for job in jobs if not job.control)
+    assert set(cells.values()) == {WIDE.samples + 1}  # and a warm-up
+    assert len(cells) == 2 * 2 * 2 * (3 + 2)  # nothing is warm without a cache
+    controls = [job for job in jobs if job.control]
+    assert {job.mode for job in controls} == {"shared"}
+    assert len(controls) == 2 * 2 * 2 * 2 * (WIDE.samples + 1)
+
+
+def test_rounds_are_whole_and_contenders_take_turns() -> None:
+    jobs = list(WIDE.jobs())
+    assert [job.round for job in jobs] == sorted(job.round for job in jobs)
+    assert jobs[0].round == -1
+    first = [
+        job for job in jobs if (job.device, job.start, job.duplicates, job.workers) == ("x", "cold", 0.0, 1)
+    ]
+    arms = [[(job.mode, job.control) for job in first if job.round == number] for number in range(5)]
+    assert len({tuple(sorted(each)) for each in arms}) == 1
+    assert {each[0] for each in arms} == {*arms[0]}  # each arm comes first once
+
+
+def test_warm_runs_are_repeated_and_cold_ones_are_not() -> None:
+    for job in WIDE.jobs():
+        warm = job.start == "warm"
+        assert job.passes == ({"x": 30, "y": 7}[job.device] if warm else 1)
+        assert job.cache_directory == ("caches" if warm else "")
+
+
+def test_the_baseline_is_the_first_mode_without_shared() -> None:
+    plan = evolve(WIDE, modes=(CacheMode.PER_WORKER, CacheMode.NONE))
+    assert {job.mode for job in plan.jobs() if job.control} == {"per-worker"}
+
+
+def test_the_eta_is_none_until_all_is_known_and_fewer_workers_take_longer() -> None:
+    jobs = list(WIDE.jobs())
+    assert eta_of(jobs, []) is None
+    rows = [row_of(job) for job in jobs if job.round == -1]
+    assert eta_of(remaining(WIDE, rows), rows) == 2.0 * (len(jobs) - len(rows))
+    # Of one device alone nothing is known about the other.
+    assert eta_of(jobs, [row_of(job) for job in jobs if job.device == "x" and job.round == -1]) is None
+    alone = [job for job in jobs if (job.workers, job.device, job.start) == (1, "x", "cold")]
+    rows = [row_of(job) for job in jobs if (job.workers, job.device, job.start) == (4, "x", "cold")]
+    assert eta_of(alone, rows) == pytest.approx(4 * 2.0 * len(alone))

@@ -25,29 +25,27 @@ def some(jobs: Iterable[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 # --- order
 
 
-def test_the_longest_comes_first() -> None:
-    costs = [3, 900, 40, 900_000, 7_000, 1]
-    scheduler = Scheduler(job_graph(6, costs=[each * 1000 for each in costs]), 1, ONE)
-    assert drain(scheduler) == [3, 4, 1, 2, 0, 5]
-
-
-def test_equal_jobs_keep_the_order_of_the_set() -> None:
-    assert drain(Scheduler(job_graph(50), 1)) == list(range(50))
-
-
-def test_a_library_is_as_long_as_the_chain_that_begins_with_it() -> None:
-    graph = job_graph(4, libraries={3: [0]}, costs=[1 * MS, 50 * MS, 60 * MS, 100 * MS])
-    assert drain(Scheduler(graph, 1, ONE)) == [0, 3, 2, 1]
-
-
-def test_a_library_is_as_urgent_as_what_links_it() -> None:
-    graph = job_graph(3, libraries={2: [0]}, costs=[1, 50 * MS, 1], priorities=[2, 1, 0])
-    assert drain(Scheduler(graph, 1, ONE)) == [0, 2, 1]
-
-
-def test_kinds_do_not_wait_for_each_other() -> None:
-    graph = job_graph(4, kinds=[0, 0, 1, 1], costs=[1 * MS, 9 * MS, 5 * MS, 20 * MS])
-    assert drain(Scheduler(graph, 1, ONE)) == [3, 1, 2, 0]
+@pytest.mark.parametrize(
+    ("graph", "options", "order"),
+    [
+        # The longest comes first, and equal ones keep the order of the set.
+        (job_graph(6, costs=[3000, 900_000, 40_000, 900 * MS, 7 * MS, 1000]), ONE, [3, 4, 1, 2, 0, 5]),
+        (job_graph(50), None, [*range(50)]),
+        # A library is as long as the chain that begins with it, and as urgent as what links it.
+        (job_graph(4, libraries={3: [0]}, costs=[MS, 50 * MS, 60 * MS, 100 * MS]), ONE, [0, 3, 2, 1]),
+        (job_graph(3, libraries={2: [0]}, costs=[1, 50 * MS, 1], priorities=[2, 1, 0]), ONE, [0, 2, 1]),
+        # Kinds do not wait for each other.
+        (job_graph(4, kinds=[0, 0, 1, 1], costs=[MS, 9 * MS, 5 * MS, 20 * MS]), ONE, [3, 1, 2, 0]),
+        # The given order, one kind a batch, whatever they cost.
+        (
+            job_graph(5, kinds=[0, 0, 0, 1, 1], costs=[MS, 1000 * MS, 10 * MS, 100 * MS, 1]),
+            ScheduleOptions(order=Order.GIVEN, batch_limit=2, hit_share=1.0),
+            [0, 1, 2, 3, 4],
+        ),
+    ],
+)
+def test_the_order_of_jobs(graph: JobGraph, options: ScheduleOptions | None, order: list[int]) -> None:
+    assert drain(Scheduler(graph, 1, options)) == order
 
 
 # --- the same work
@@ -447,18 +445,6 @@ def test_who_finds_enough_taking_hits_waits_and_is_not_out_of_time() -> None:
     scheduler.set_deadline(8 * 3600e9)
     answers = [scheduler.request(worker, now_ns=1_000_000) for worker in range(4)]
     assert [type(each) for each in answers] == [Assignment, Assignment, Wait, Wait]
-
-
-# --- the given order
-
-
-def given_order(batch_limit: int = 64, hit_share: float = 1.0) -> ScheduleOptions:
-    return ScheduleOptions(order=Order.GIVEN, batch_limit=batch_limit, hit_share=hit_share)
-
-
-def test_jobs_come_as_given_one_kind_a_batch_whatever_they_cost() -> None:
-    graph = job_graph(5, kinds=[0, 0, 0, 1, 1], costs=[10**6, 10**9, 10**7, 10**8, 1])
-    assert drain(Scheduler(graph, 1, given_order(2))) == [0, 1, 2, 3, 4]
 
 
 def test_an_empty_set_is_done_at_once() -> None:
