@@ -58,7 +58,7 @@ FEEDBACK_APPLICATION_CACHE_HIT = 2
 _HIT: Final = FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT
 
 Handles = npt.NDArray[np.uint64]
-_NO_PIPELINES: Final = np.empty(0, np.int32)
+_NONE: Final = np.empty(0, np.int32)
 
 
 def check(command: str, result: int) -> int:
@@ -505,9 +505,6 @@ class DriverStep(enum.IntEnum):
     FROM_BINARIES = 12, "creating pipelines from binaries"
 
 
-_NO_NUMBERS: Final = np.zeros(0, np.int32)
-
-
 class DriverObserver:
     """Learns what a device gives to its driver, before the driver has it. This one does not care.
 
@@ -520,7 +517,7 @@ class DriverObserver:
         self,
         step: DriverStep,
         image: CreateInfoImage | None = None,
-        numbers: npt.NDArray[np.int32] = _NO_NUMBERS,
+        numbers: Indices = _NONE,
     ) -> int:
         """The driver is called now; `left` takes what this returns.
 
@@ -535,9 +532,7 @@ class DriverObserver:
         del step, image, numbers
         return 0
 
-    def left(
-        self, call: int, numbers: npt.NDArray[np.int32] = _NO_NUMBERS, batch: CreationBatch | None = None
-    ) -> None:
+    def left(self, call: int, numbers: Indices = _NONE, batch: CreationBatch | None = None) -> None:
         """The driver has returned or refused; `batch` has what it found or compiled of these."""
 
     def distrusts_binaries(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_] | None:
@@ -548,7 +543,7 @@ class DriverObserver:
         self,
         step: DriverStep,
         image: CreateInfoImage | None = None,
-        numbers: npt.NDArray[np.int32] = _NO_NUMBERS,
+        numbers: Indices = _NONE,
     ) -> Iterator[None]:
         """Tell of a driver call that the block makes."""
         call = self.entering(step, image, numbers)
@@ -561,7 +556,7 @@ class DriverObserver:
         self,
         step: DriverStep,
         image: CreateInfoImage,
-        numbers: npt.NDArray[np.int32],
+        numbers: Indices,
         create: Callable[[], CreationBatch],
     ) -> CreationBatch:
         """Tell of a driver call that creates pipelines, and what it created."""
@@ -571,9 +566,6 @@ class DriverObserver:
             return batch
         finally:
             self.left(call, numbers, None if step is DriverStep.FROM_BINARIES else batch)
-
-
-NO_OBSERVER: Final = DriverObserver()
 
 
 class PreparedPipelines(ABC):
@@ -624,7 +616,7 @@ class Device(ABC):
     handles: DeviceHandles | None
 
     def __init__(self) -> None:
-        self.observer: DriverObserver = NO_OBSERVER
+        self.observer = DriverObserver()
         self._process = os.getpid()
         # Under this: what there is, and the calls in flight.
         self._lock = threading.Lock()
@@ -1049,7 +1041,7 @@ class Device(ABC):
         self,
         prepared: PreparedPipelines,
         source: PipelineSource = NO_SOURCE,
-        creating: Indices = _NO_PIPELINES,
+        creating: Indices = _NONE,
     ) -> Iterator[PreparedPipelines]:
         self._require_open()
         self._require_own(source)

@@ -151,6 +151,17 @@ class DeviceRequest:
             }[self.others]
         )
 
+    def enables(self, names: tuple[Feature, ...]) -> bool:
+        """Whether a feature of the device is enabled, by all its names."""
+        if not self.features.isdisjoint(names):
+            return True
+        own = self.orchestrator_features
+        if own is not None and not ORCHESTRATOR_FEATURES.isdisjoint(names):
+            return own
+        return self.others is OtherFeatures.ALL or (
+            self.others is OtherFeatures.UNRECORDED and not any(is_recorded(*name) for name in names)
+        )
+
     def plus(
         self, features: frozenset[Feature] = frozenset(), extensions: frozenset[str] = frozenset()
     ) -> DeviceRequest:
@@ -234,17 +245,8 @@ class EnabledCapabilities:
 
     def has_feature(self, struct: str, member: str) -> bool:
         """Whether a feature is enabled."""
-        if not self.supported.has_feature(struct, member):
-            return False
-        names = same_members(struct, member)
-        if not self.request.features.isdisjoint(names) or self.request.others is OtherFeatures.ALL:
-            return True
-        own = self.request.orchestrator_features
-        if own is not None and not ORCHESTRATOR_FEATURES.isdisjoint(names):
-            return own
-        return self.request.others is OtherFeatures.UNRECORDED and not any(
-            is_recorded(*name) for name in names
-        )
+        has = self.supported.has_feature(struct, member)
+        return has and self.request.enables(same_members(struct, member))
 
     def property_value(self, struct: str, member: str) -> int | float | tuple[int, ...] | None:
         """Value of a property."""

@@ -23,7 +23,7 @@ from orchestrator.devices.device import ERROR_UNKNOWN, NO_SOURCE, SUCCESS, Creat
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
-from orchestrator.devices.vulkan.creation import PipelineCreation
+from orchestrator.devices.vulkan.creation import submit
 from orchestrator.devices.vulkan.instance import check, new_struct
 from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines
 from orchestrator.errors import DriverError
@@ -37,10 +37,9 @@ _NOT_ENOUGH_SPACE: Final = -1000483000  # VK_ERROR_NOT_ENOUGH_SPACE_KHR
 class Binaries:
     """The binaries of one device. `VulkanDevice` checks that it has them."""
 
-    def __init__(self, context: DeviceContext, creation: PipelineCreation) -> None:
+    def __init__(self, context: DeviceContext) -> None:
         """Work on a device whose owner outlives this."""
         self._context = context
-        self._creation = creation
         self._live: set[int] = set()
         self._lock = threading.Lock()
 
@@ -218,7 +217,7 @@ class Binaries:
         infos: npt.NDArray[np.uint8],
     ) -> CreationBatch:
         handles = np.zeros(len(indices), np.uint64)
-        results = self._creation.submit(kind, infos, handles, NO_SOURCE)
+        results = submit(self._context, kind, infos, handles, NO_SOURCE)
         return CreationBatch(results, *bound.take_feedback(indices), handles)
 
     def _capture(self, pipeline: int) -> tuple[PipelineBinary, ...]:

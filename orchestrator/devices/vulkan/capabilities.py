@@ -22,11 +22,9 @@ from attrs import evolve
 from orchestrator.devices.image import PNEXT
 from orchestrator.devices.request import (
     BASE_FEATURES,
-    ORCHESTRATOR_FEATURES,
     DeviceRequest,
     Feature,
     OtherFeatures,
-    is_recorded,
 )
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.instance import PhysicalDevice, VulkanInstance
@@ -350,18 +348,8 @@ class ChosenCapabilities(Capabilities):
         for feature, base in _BUILT_ON:
             if feature in wanted:
                 wanted |= set(same_members(*base))
-        enabled = set()
-        for each in self._supported:
-            called = same_members(*each)
-            if not wanted.isdisjoint(called):
-                enabled.add(each)
-            elif not ORCHESTRATOR_FEATURES.isdisjoint(called):
-                if own:
-                    enabled.add(each)
-            elif request.others is OtherFeatures.ALL or (
-                request.others is OtherFeatures.UNRECORDED and not any(is_recorded(*name) for name in called)
-            ):
-                enabled.add(each)
+        settled = evolve(request, features=frozenset(wanted), orchestrator_features=own)
+        enabled = {each for each in self._supported if settled.enables(same_members(*each))}
         self._make_valid(enabled, wanted)
         return enabled
 

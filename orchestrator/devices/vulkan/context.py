@@ -31,7 +31,7 @@ from orchestrator.devices.vulkan.capabilities import (
     features_of_chain,
 )
 from orchestrator.devices.vulkan.instance import (
-    DeviceCommands,
+    Commands,
     Layer,
     PhysicalDevice,
     VulkanInstance,
@@ -61,7 +61,7 @@ class DeviceContext:
 
     instance: VulkanInstance
     handle: Any
-    commands: DeviceCommands
+    commands: Commands
     allocator: Any
     identity: DeviceIdentity
     capabilities: Capabilities
@@ -110,7 +110,7 @@ class DeviceContext:
             return cls(
                 instance,
                 handle,
-                DeviceCommands(instance.commands, handle),
+                Commands("device", instance.commands.vkGetDeviceProcAddr, handle),
                 allocator,
                 physical.identity,
                 capabilities,
@@ -119,7 +119,7 @@ class DeviceContext:
                     _address(instance.handle),
                     _address(physical.handle),
                     _address(handle),
-                    _address(library().get_instance_proc_addr),
+                    _address(library().vkGetInstanceProcAddr),
                     _address(allocator),
                     family,
                 ),
@@ -158,7 +158,7 @@ class DeviceContext:
         return cls(
             instance,
             device,
-            DeviceCommands(instance.commands, device),
+            Commands("device", instance.commands.vkGetDeviceProcAddr, device),
             ffi.cast("VkAllocationCallbacks *", handles.allocation_callbacks),
             physical.identity,
             capabilities,

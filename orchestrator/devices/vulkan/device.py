@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -35,10 +35,12 @@ from orchestrator.devices.device import (
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.image import KINDS, CreateInfoImage, Indices, PipelineKind
 from orchestrator.devices.request import EXECUTABLE_INFO
+from orchestrator.devices.vulkan import creation
 from orchestrator.devices.vulkan._generated import ffi
+from orchestrator.devices.vulkan.binaries import Binaries
 from orchestrator.devices.vulkan.capabilities import Capabilities
 from orchestrator.devices.vulkan.context import DeviceContext
-from orchestrator.devices.vulkan.creation import MissingLibraryError, PipelineCreation
+from orchestrator.devices.vulkan.executables import inspect_executables
 from orchestrator.devices.vulkan.instance import check, new_struct
 from orchestrator.devices.vulkan.prepared import (
     CAPTURE_CODE,
@@ -47,9 +49,6 @@ from orchestrator.devices.vulkan.prepared import (
     VulkanPreparedPipelines,
 )
 from orchestrator.errors import DeviceError
-
-if TYPE_CHECKING:
-    from orchestrator.devices.vulkan.binaries import Binaries
 
 #: VkDriverId of drivers that neither cache nor capture a stage which the new pipeline shares with a living
 #: one: NVIDIA's own (580.159), for ray tracing. Of the 84 pipelines of sascha_rt, 28 were missing in every
@@ -84,8 +83,7 @@ class VulkanDevice(Device):
         self.handles = context.handles
         self._module_limit = module_limit  # bytes of SPIR-V to keep alive as shader modules
         self._capturing = threading.Lock()
-        self._creation = PipelineCreation(context)
-        self._own_binaries: Binaries | None = None
+        self._binaries = Binaries(context)
 
     @property
     def supported(self) -> Capabilities:
@@ -187,12 +185,12 @@ class VulkanDevice(Device):
             return batch
         if identified:
             bound.use_identifiers(indices)
-            batch = self._creation.create(bound, indices, source, True, identified=True)
+            batch = creation.create(bound, indices, source, True, identified=True)
         else:
             if not fail_on_compile_required:
                 self._remake_libraries(bound, indices, source)
             with bound.modules(indices):
-                batch = self._creation.create(bound, indices, source, fail_on_compile_required)
+                batch = creation.create(bound, indices, source, fail_on_compile_required)
         batch = _kept(bound, batch, keep=keep)
         if one_lives:
             bound.destroy_discarded()
@@ -212,29 +210,25 @@ class VulkanDevice(Device):
         if not bound.has_libraries or not len(bound.libraries_of_identifiers(indices)):
             return
         with bound.remaking:  # two workers may link one library
-            self._creation.remake(bound, bound.libraries_of_identifiers(indices), source)
+            creation.remake(bound, bound.libraries_of_identifiers(indices), source)
 
     def _destroy_pipelines(self, handles: Handles) -> None:
         self.context.destroy_pipelines(handles)
 
     def _executables(self, bound: VulkanPreparedPipelines, index: int, code: bool) -> PipelineExecutables:
-        from orchestrator.devices.vulkan.executables import inspect_executables  # rarely needed
-
         if not self.capabilities.has_feature(*EXECUTABLE_INFO):
             return super()._executables(bound, index, code)
         if not bound.has_all_libraries(index):
-            raise MissingLibraryError(int(bound.image.keys[index]))
+            raise creation.MissingLibraryError(int(bound.image.keys[index]))
         following = int(bound.image.feedback_next[index])
         rest = 0 if following < 0 else bound.address + following
         capture = CAPTURE_STATISTICS | CAPTURE_CODE * code
         with bound.remaking:  # two calls may link one library
-            self._creation.capture_libraries(bound, index, capture)
+            creation.capture_libraries(bound, index, capture)
         with bound.one_info(index, capture=capture) as infos:
             kind = bound.image.kind_of(index)
             links = bool(bound.image.libraries_of(index))
-            return inspect_executables(
-                self.context, self._creation, kind, infos, rest, links=links, code=code
-            )
+            return inspect_executables(self.context, kind, infos, rest, links=links, code=code)
 
     # --- identifiers of modules
 
@@ -283,8 +277,7 @@ class VulkanDevice(Device):
         return self._binaries.of_data(binaries)
 
     def _destroy_binaries(self, handles: Handles) -> None:
-        if self._own_binaries is not None:
-            self._own_binaries.destroy(handles)
+        self._binaries.destroy(handles)
 
     def _create_from_binaries(
         self, bound: VulkanPreparedPipelines, indices: Indices, held: HeldBinaries, *, keep: bool
@@ -343,18 +336,8 @@ class VulkanDevice(Device):
                 found.append(None if infos is None else self._binaries.of_internal_cache(infos))
         return found
 
-    @property
-    def _binaries(self) -> Binaries:
-        with self._lock:
-            if self._own_binaries is None:
-                from orchestrator.devices.vulkan.binaries import Binaries  # asked for seldom
-
-                self._own_binaries = Binaries(self.context, self._creation)
-            return self._own_binaries
-
     def _destroy_rest(self) -> None:
-        if self._own_binaries is not None:
-            self._own_binaries.destroy_all()
+        self._binaries.destroy_all()
         self.context.close()
 
 

@@ -25,7 +25,7 @@ from orchestrator.devices.device import (
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
-from orchestrator.devices.vulkan.creation import COMMANDS, PipelineCreation
+from orchestrator.devices.vulkan.creation import COMMANDS, submit
 from orchestrator.devices.vulkan.instance import check, new_struct, text_of
 
 # VkPipelineExecutableStatisticFormatKHR
@@ -34,7 +34,6 @@ _BOOL, _INT64, _UINT64, _FLOAT64 = range(4)
 
 def inspect_executables(
     context: DeviceContext,
-    creation: PipelineCreation,
     kind: PipelineKind,
     infos: npt.NDArray[np.uint8],
     rest: int,
@@ -63,7 +62,7 @@ def inspect_executables(
     info.pNext = chained if context.features.creation_feedback else ffi.cast("void *", rest)
     started = time.perf_counter_ns()
     handles = np.zeros(1, np.uint64)
-    results = creation.submit(kind, infos, handles, NO_SOURCE)
+    results = submit(context, kind, infos, handles, NO_SOURCE)
     wall_ns = time.perf_counter_ns() - started
     handle = int(handles[0])
     if not handle:

@@ -44,36 +44,20 @@ def text_of(array: Any) -> str:
     return bytes(ffi.string(array)).decode(errors="replace")
 
 
-@frozen(eq=False)
-class Library:
-    """An open Vulkan loader library, and the name or path under which it was opened."""
-
-    name: str
-    get_instance_proc_addr: Any
-    _opened: Any = None  # closes the library when it is collected
-
-    @classmethod
-    def at(cls, get_instance_proc_addr: int) -> Self:
-        """A host's library, by the address of its vkGetInstanceProcAddr, which must stay valid."""
-        _check_process()
-        found = ffi.cast("PFN_vkVoidFunction (*)(VkInstance, const char *)", get_instance_proc_addr)
-        return cls("the host's", found)
-
-
 @lru_cache(maxsize=1)
-def library() -> Library:
-    """The library of this process; see `open_library`. Failures are not remembered."""
+def library() -> Any:
+    """The Vulkan loader of this process; see `open_library`. Failures are not remembered."""
     return open_library(os.environ)
 
 
-def open_library(environment: Mapping[str, str]) -> Library:
-    """Open the library that `LIBRARY_VARIABLE` names, else `LIBRARY_NAME`."""
+def open_library(environment: Mapping[str, str]) -> Any:
+    """Open the library that `LIBRARY_VARIABLE` names, else `LIBRARY_NAME`; it has vkGetInstanceProcAddr."""
     _check_process()
     chosen = environment.get(LIBRARY_VARIABLE, "")
     name = chosen or LIBRARY_NAME
     try:
         opened = ffi.dlopen(name)
-        return Library(name, opened.vkGetInstanceProcAddr, opened)
+        _ = opened.vkGetInstanceProcAddr
     except (OSError, ffi.error) as error:  # ffi.error: a library without the command
         advice = (
             f"correct or unset {LIBRARY_VARIABLE}"
@@ -82,6 +66,7 @@ def open_library(environment: Mapping[str, str]) -> Library:
             f"or set {LIBRARY_VARIABLE} to the loader's path"
         )
         raise NoDeviceError(f"no Vulkan loader library: {advice}; {error}") from None
+    return opened
 
 
 def _check_process() -> None:
@@ -91,7 +76,13 @@ def _check_process() -> None:
         )
 
 
-class _Commands:
+class Commands:
+    """Commands of a level: "global", "instance" (with those of physical devices), or "device".
+
+    They are looked up for an owner, null for global ones, which outlives them. Those of a device call its
+    driver without the loader's dispatch.
+    """
+
     def __init__(self, level: str, get_proc_addr: Any, owner: Any) -> None:
         self._level = level
         for name, (of_level, pointer_type, names, _) in COMMANDS.items():
@@ -113,11 +104,13 @@ class _Commands:
         )
 
     def has(self, name: str) -> bool:
+        """Whether the owner has a command."""
         return name in vars(self)
 
     def enumerate_all(
         self, command: str, ctype: str, *arguments: Any, read: Callable[[Any], _Entry]
     ) -> list[_Entry]:
+        """All entries that a command gives, which is called twice: for their number, and for them."""
         ask, count = getattr(self, command), ffi.new("uint32_t *")
         check(command, ask(*arguments, count, ffi.NULL))
         struct = registry().structs.get(ctype)
@@ -127,25 +120,8 @@ class _Commands:
         return [read(entries[place]) for place in range(count[0])]
 
 
-class GlobalCommands(_Commands):
-    """Commands that need no instance: vkCreateInstance, vkEnumerateInstance*."""
-
-    def __init__(self, opened: Library) -> None:
-        super().__init__("global", opened.get_instance_proc_addr, ffi.NULL)
-
-
-class InstanceCommands(_Commands):
-    """Commands of an instance, which outlives them, and its physical devices, and vkGetDeviceProcAddr."""
-
-    def __init__(self, opened: Library, instance: Any) -> None:
-        super().__init__("instance", opened.get_instance_proc_addr, instance)
-
-
-class DeviceCommands(_Commands):
-    """Commands of a device, which outlives them; they call its driver without the loader's dispatch."""
-
-    def __init__(self, of_instance: InstanceCommands, device: Any) -> None:
-        super().__init__("device", of_instance.vkGetDeviceProcAddr, device)
+def _global_commands() -> Commands:
+    return Commands("global", library().vkGetInstanceProcAddr, ffi.NULL)
 
 
 #: The first Vulkan with VK_KHR_pipeline_binary, and so with vkGetPipelineKeyKHR (KhronosGroup/Vulkan-Docs
@@ -165,7 +141,7 @@ class Layer:
         return f"{self.name} {version >> 22 & 0x7F}.{version >> 12 & 0x3FF}.{version & 0xFFF}"
 
 
-def active_layers(commands: InstanceCommands, physical_device: Any) -> tuple[Layer, ...]:
+def active_layers(commands: Commands, physical_device: Any) -> tuple[Layer, ...]:
     """All active layers of an instance. Thread-safe.
 
     Device layers are deprecated: the loader reports the instance's layers as such (specification, chapter
@@ -199,12 +175,12 @@ def load_drivers() -> None:
 
     Thread-safe, also while another thread creates an instance. Releases the GIL.
     """
-    _extensions(GlobalCommands(library()), "vkEnumerateInstanceExtensionProperties", ffi.NULL)
+    _extensions(_global_commands(), "vkEnumerateInstanceExtensionProperties", ffi.NULL)
 
 
 def known_layers() -> tuple[str, ...]:
     """Names of the layers that the loader finds, active or not, sorted."""
-    names = GlobalCommands(library()).enumerate_all(
+    names = _global_commands().enumerate_all(
         "vkEnumerateInstanceLayerProperties", "VkLayerProperties", read=lambda each: text_of(each.layerName)
     )
     return tuple(sorted(set(names)))
@@ -278,7 +254,7 @@ class VulkanInstance:
     """
 
     handle: Any
-    commands: InstanceCommands
+    commands: Commands
     extensions: frozenset[str]
     api_version: int
     physical_devices: tuple[PhysicalDevice, ...]
@@ -286,8 +262,7 @@ class VulkanInstance:
     @classmethod
     def create(cls, application: ApplicationInfo | None = None, required: Iterable[str] = ()) -> Self:
         """Create an instance; the caller closes it."""
-        opened = library()
-        commands = GlobalCommands(opened)
+        commands = _global_commands()
         there = _extensions(commands, "vkEnumerateInstanceExtensionProperties", ffi.NULL)
         if lacking := sorted(frozenset(required) - there):
             raise NoDeviceError(
@@ -295,7 +270,7 @@ class VulkanInstance:
             )
         extensions = (_WANTED_EXTENSIONS & there).union(required)
         told = application or ApplicationInfo("orchestrator")
-        api_version = told.api_version or _newest_version(commands)
+        api_version = told.api_version or min(loader_version() >> 12 << 12, _API_VERSION_1_4)
         texts = [
             ffi.NULL if each is None else ffi.new("char[]", each.encode())
             for each in (told.application_name, told.engine_name)
@@ -321,7 +296,7 @@ class VulkanInstance:
         if result == _ERROR_INCOMPATIBLE_DRIVER:
             raise _none_found()
         check("vkCreateInstance", result)
-        of_instance = InstanceCommands(opened, handle[0])
+        of_instance = Commands("instance", library().vkGetInstanceProcAddr, handle[0])
         try:
             devices = of_instance.enumerate_all(
                 "vkEnumeratePhysicalDevices",
@@ -345,9 +320,15 @@ class VulkanInstance:
                 f"the host's instance is Vulkan 1.0 without {_PROPERTIES_2}: what the device is and has "
                 "cannot be asked; create it with Vulkan 1.1 or later, or with that extension"
             )
-        opened = Library.at(handles.get_instance_proc_addr) if handles.get_instance_proc_addr else library()
+        if handles.get_instance_proc_addr:
+            _check_process()
+            find = ffi.cast(
+                "PFN_vkVoidFunction (*)(VkInstance, const char *)", handles.get_instance_proc_addr
+            )
+        else:
+            find = library().vkGetInstanceProcAddr
         instance = ffi.cast("VkInstance", handles.instance)
-        commands = InstanceCommands(opened, instance)
+        commands = Commands("instance", find, instance)
         physical = _physical_device(commands, ffi.cast("VkPhysicalDevice", handles.physical_device))
         return cls(instance, commands, extensions, version, (physical,))
 
@@ -380,9 +361,9 @@ class VulkanInstance:
         self.commands.vkDestroyInstance(self.handle, ffi.NULL)
 
 
-def loader_version(commands: GlobalCommands | None = None) -> int:
+def loader_version() -> int:
     """Vulkan version of the loader."""
-    commands = commands or GlobalCommands(library())
+    commands = _global_commands()
     if not commands.has("vkEnumerateInstanceVersion"):
         return _API_VERSION_1_0
     version = ffi.new("uint32_t *")
@@ -390,11 +371,7 @@ def loader_version(commands: GlobalCommands | None = None) -> int:
     return int(version[0])
 
 
-def _newest_version(commands: GlobalCommands) -> int:
-    return min(loader_version(commands) >> 12 << 12, _API_VERSION_1_4)
-
-
-def _physical_device(commands: InstanceCommands, handle: Any) -> PhysicalDevice:
+def _physical_device(commands: Commands, handle: Any) -> PhysicalDevice:
     return PhysicalDevice(
         handle,
         _identity(commands, handle),
@@ -402,7 +379,7 @@ def _physical_device(commands: InstanceCommands, handle: Any) -> PhysicalDevice:
     )
 
 
-def _identity(commands: InstanceCommands, handle: Any) -> DeviceIdentity:
+def _identity(commands: Commands, handle: Any) -> DeviceIdentity:
     core = ffi.new("VkPhysicalDeviceProperties *")
     commands.vkGetPhysicalDeviceProperties(handle, core)
     driver = new_struct("VkPhysicalDeviceDriverProperties")
@@ -424,7 +401,7 @@ def _identity(commands: InstanceCommands, handle: Any) -> DeviceIdentity:
     )
 
 
-def _extensions(commands: GlobalCommands | InstanceCommands, command: str, *of: Any) -> frozenset[str]:
+def _extensions(commands: Commands, command: str, *of: Any) -> frozenset[str]:
     return frozenset(
         commands.enumerate_all(
             command, "VkExtensionProperties", *of, read=lambda each: text_of(each.extensionName)

@@ -171,7 +171,7 @@ class VulkanPreparedPipelines(PreparedPipelines):
     ) -> None:
         super().__init__(device, given)
         image = self.image
-        self._context = context
+        self.context = context
         self._words = np.zeros(-(-len(image.buffer) // 8), np.uint64)
         self._words.view(np.uint8)[: len(image.buffer)] = image.buffer
         self.address = int(self._words.ctypes.data)
@@ -209,13 +209,13 @@ class VulkanPreparedPipelines(PreparedPipelines):
         """See `PreparedPipelines.destroy`."""
         self.destroy_discarded()
         for libraries in (self.library_handles, self.captured_libraries, *self._replaced):
-            self._context.destroy_pipelines(libraries)
+            self.context.destroy_pipelines(libraries)
         self._modules.close()
-        commands = self._context.commands
+        commands = self.context.commands
         for entry, handle in reversed(list(zip(self.image.objects, self._handles, strict=True))):
             if handle:
                 destroy = getattr(commands, f"vkDestroy{_NAMES[entry.kind][0]}")
-                destroy(self._context.handle, handle, self._context.allocator)
+                destroy(self.context.handle, handle, self.context.allocator)
 
     def create_infos(
         self,
@@ -341,7 +341,7 @@ class VulkanPreparedPipelines(PreparedPipelines):
         with self._discard_lock:  # two workers may come at once; each takes its own list
             taken, self._discarded, self._discarded_count = self._discarded, [], 0
         for handles in taken:
-            self._context.destroy_pipelines(handles)
+            self.context.destroy_pipelines(handles)
 
     def without_modules(self, indices: Indices) -> None:
         """Clear the modules of pipelines that need none, unless all modules live until `close`.
@@ -367,7 +367,7 @@ class VulkanPreparedPipelines(PreparedPipelines):
     def stage_identifiers(self, index: int) -> tuple[bytes, ...]:
         """vkGetShaderModuleIdentifierEXT of the module of each stage of a pipeline, in order."""
         found = []
-        context = self._context
+        context = self.context
         for module in self.image.modules_of(index):
             handle = self._modules.acquire(module)
             try:
@@ -457,11 +457,11 @@ class VulkanPreparedPipelines(PreparedPipelines):
     def _create_object(self, entry: ImageObject) -> int:
         name, version = _NAMES[entry.kind]
         info = ffi.cast(f"Vk{name}CreateInfo{version} *", self.address + entry.offset)
-        return self._context.create(f"vkCreate{name}{version}", info)
+        return self.context.create(f"vkCreate{name}{version}", info)
 
     def identifier_of_code(self, module: int) -> bytes:
         """vkGetShaderModuleCreateInfoIdentifierEXT of a module, without creating it."""
-        context = self._context
+        context = self.context
         answer = new_struct("VkShaderModuleIdentifierEXT")
         info, words = _module_info(self.image.modules[module])
         context.commands.vkGetShaderModuleCreateInfoIdentifierEXT(context.handle, info, answer)
@@ -471,14 +471,14 @@ class VulkanPreparedPipelines(PreparedPipelines):
     def _create_module(self, module: ImageModule) -> int:
         info, words = _module_info(module)
         try:
-            return self._context.create("vkCreateShaderModule", info)
+            return self.context.create("vkCreateShaderModule", info)
         except DriverError as error:
             raise ModuleRefusedError(module.key, error) from None
         finally:
             del words
 
     def _destroy_module(self, handle: int) -> None:
-        self._context.commands.vkDestroyShaderModule(self._context.handle, handle, self._context.allocator)
+        self.context.commands.vkDestroyShaderModule(self.context.handle, handle, self.context.allocator)
 
 
 class _IdentifiedStages:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import ERROR_UNKNOWN, NO_OBSERVER, NO_SOURCE, DriverObserver
+from orchestrator.devices.device import ERROR_UNKNOWN, NO_SOURCE, DriverObserver
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.opening import open_device
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
@@ -237,7 +237,7 @@ def test_what_is_in_use_is_not_destroyed(driver: str, sample: PipelineSet) -> No
 
     class Closing(DriverObserver):
         def entering(self, *_: object) -> int:
-            device.observer = NO_OBSERVER
+            device.observer = DriverObserver()
             with pytest.raises(ExternalSynchronizationError) as told:
                 prepared.close()
             refused.append(str(told.value))
