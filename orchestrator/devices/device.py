@@ -846,10 +846,21 @@ class Device(ABC):
         # (VUID-VkPipelineLibraryCreateInfoKHR-pLibraries-06855).
         lacking = identified.lacking[indices]
 
+        def from_identifiers(indices: Indices) -> CreationBatch:
+            batch = CreationBatch.compile_required(len(indices))
+            known = np.flatnonzero(identified.known(indices))  # the driver is asked for no other
+            if known.size:
+                self._require_identifiers()
+                some = indices[known]
+                with self._bound(prepared, source, some) as bound:
+                    create = partial(self._create, bound, some, source, True, keep=keep, identified=True)
+                    batch.put(known, self.observer.creating(DriverStep.CREATE, bound.image, some, create))
+            return batch
+
         def created(places: npt.NDArray[np.intp]) -> CreationBatch:
             some = indices[places]
             if lacking[places[0]]:
-                return self.create_identified(prepared, some, source, keep=keep)
+                return from_identifiers(some)
             return self.create_pipelines(
                 prepared, some, source, keep=keep, fail_on_compile_required=fail_on_compile_required
             )
@@ -877,28 +888,6 @@ class Device(ABC):
         number = np.array([module], np.int32)
         with self._bound(prepared) as bound, self.observer.calling(DriverStep.MODULE, bound.image, number):
             return self._code_identifier(bound, module)
-
-    def create_identified(
-        self, prepared: PreparedPipelines, indices: Indices, source: PipelineSource, *, keep: bool = False
-    ) -> CreationBatch:
-        """Create pipelines from the identifiers of their modules, compiling forbidden.
-
-        Otherwise as `create_pipelines`. VK_PIPELINE_COMPILE_REQUIRED is also the result of one that the
-        driver was not asked for, because an identifier is not known.
-        """
-        _require_pipelines(prepared, indices)
-        if prepared.identified is None:
-            raise DeviceError("these pipelines were prepared with their code, not with identifiers")
-        known = np.flatnonzero(prepared.identified.known(indices))
-        if len(known) < len(indices):
-            batch = CreationBatch.compile_required(len(indices))
-            if known.size:
-                batch.put(known, self.create_identified(prepared, indices[known], source, keep=keep))
-            return batch
-        self._require_identifiers()
-        with self._bound(prepared, source, indices) as bound:
-            create = partial(self._create, bound, indices, source, True, keep=keep, identified=True)
-            return self.observer.creating(DriverStep.CREATE, bound.image, indices, create)
 
     # --- binaries (binaries.py); without them each of these raises DeviceError
 

@@ -138,17 +138,8 @@ class IdentifiedModules:
 
     def needed(self, index: int) -> list[int]:
         """The modules of a pipeline and of all libraries below it, each once."""
-        every = self.with_libraries(index)
+        every = (index, *self.image.all_libraries_of([index]))
         return list(dict.fromkeys(module for each in every for module in self.image.modules_of(each)))
-
-    def with_libraries(self, index: int) -> list[int]:
-        """A pipeline and all libraries below it, each once."""
-        found, met = [index], {index}
-        for each in found:  # grows; many may link one library
-            below = set(self.image.libraries_of(each)) - met
-            found += sorted(below)
-            met |= below
-        return found
 
     def settle(self, indices: Iterable[int]) -> None:
         """All code of some pipelines is there: they are created with it from now on."""

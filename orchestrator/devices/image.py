@@ -20,7 +20,8 @@ batch goes to the driver.
 from __future__ import annotations
 
 import enum
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -63,13 +64,6 @@ class ObjectKind(enum.StrEnum):
     RENDER_PASS_2 = "render_pass_2"
 
 
-class ModuleSource(Protocol):
-    """Gives the SPIR-V of a shader module when it is needed. Thread-safe."""
-
-    def __call__(self) -> bytes:
-        """The code: a multiple of four bytes, little-endian words; RecordError if it cannot be read."""
-
-
 @frozen(eq=False)
 class ImageObject:
     """An object to create before any pipeline, by its create info at `offset`.
@@ -84,12 +78,16 @@ class ImageObject:
 
 
 class ImageModule(msgspec.Struct, frozen=True, eq=False):
-    """A shader module that stages refer to, by its hash in the set; `code_size` in bytes."""
+    """A shader module that stages refer to, by its hash in the set; `code_size` in bytes.
+
+    `load` gives its SPIR-V: a multiple of four bytes, little-endian words; RecordError if it cannot be read.
+    Any thread may call it.
+    """
 
     key: int
     code_size: int
     flags: int
-    load: ModuleSource
+    load: Callable[[], bytes]
 
 
 @frozen(eq=False)
@@ -189,6 +187,15 @@ class CreateInfoImage:
         """Indices of the library pipelines that a pipeline links."""
         start, stop = self.library_slot_start[index], self.library_slot_start[index + 1]
         return tuple(self.library_slot_pipeline[start:stop].tolist())
+
+    def all_libraries_of(self, indices: Iterable[int]) -> list[int]:
+        """The libraries that pipelines link, and those that these link, each once, dependents last."""
+        found: set[int] = set()
+        below = {each for index in indices for each in self.libraries_of(index)}
+        while below:
+            found |= below
+            below = {each for index in below for each in self.libraries_of(index)} - found
+        return sorted(found)
 
     def modules_of(self, index: int) -> tuple[int, ...]:
         """Indices of the shader modules of a pipeline's stages, one entry a stage."""

@@ -52,10 +52,6 @@ class Binaries:
         check("vkGetPipelineKeyKHR", context.commands.vkGetPipelineKeyKHR(context.handle, ffi.NULL, key))
         return bytes(key.key[0 : key.keySize])
 
-    def pipeline_key(self, infos: npt.NDArray[np.uint8]) -> bytes | None:
-        """The key of one pipeline, by its create info; None where the driver has none."""
-        return self.pipeline_keys(infos)[0]
-
     def pipeline_keys(self, infos: npt.NDArray[np.uint8]) -> list[bytes | None]:
         """The keys of pipelines, by their contiguous create infos; None where the driver has none."""
         info, key = new_struct("VkPipelineCreateInfoKHR"), new_struct("VkPipelineBinaryKeyKHR")
@@ -205,7 +201,7 @@ class Binaries:
                 key = None
                 if not bound.image.libraries_of(index):  # as `VulkanDevice.pipeline_keys`
                     with bound.one_info(index) as infos:
-                        key = self.pipeline_key(infos)
+                        (key,) = self.pipeline_keys(infos)
                 captured.append(CapturedPipeline(index, key, binaries))
         return batch, captured
 

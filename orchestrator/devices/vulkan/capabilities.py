@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import re
 import struct as binary
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import starmap
 from typing import Any, Final
@@ -52,7 +52,6 @@ class StructChain:
         sizes = [(each.size + 7) // 8 * 8 for each in self.structs]
         self._memory = ffi.new("uint64_t[]", sum(sizes) // 8 or 1)
         self._bytes = ffi.buffer(self._memory)
-        self._words = memoryview(self._bytes).cast("I")
         self._address = int(ffi.cast("uintptr_t", self._memory))
         self._offsets: dict[str, int] = {}
         at = 0
@@ -80,13 +79,9 @@ class StructChain:
         values: tuple[Any, ...] = binary.unpack_from(f"<{count}{member.format}", self._bytes, at)
         return values if member.array else values[0]
 
-    def is_true(self, at: int) -> bool:
-        """Whether the VkBool32 at an offset in the buffer is not VK_FALSE."""
-        return self._words[at >> 2] != 0
-
     def set_true(self, at: int) -> None:
         """Write VK_TRUE at an offset in the buffer."""
-        self._words[at >> 2] = 1
+        binary.pack_into("<I", self._bytes, at, 1)
 
 
 @functools.cache
@@ -207,12 +202,15 @@ _UNWANTED_EXTENSIONS: Final = re.compile(
 )
 
 
-def provides(name: str, api_version: int, extensions: frozenset[str]) -> bool:
-    """Whether a version or extension name in an expression of the registry is available."""
-    version = _VERSION.fullmatch(name)
-    if version:
-        return (int(version[1]), int(version[2])) <= (api_version >> 22, api_version >> _PATCH_BITS & 0x3FF)
-    return name in extensions
+def _provided(api_version: int, extensions: frozenset[str]) -> Callable[[str], bool]:
+    # Whether a version or extension name in an expression of the registry is available.
+    has = api_version >> 22, api_version >> _PATCH_BITS & 0x3FF
+
+    def is_provided(name: str) -> bool:
+        version = _VERSION.fullmatch(name)
+        return (int(version[1]), int(version[2])) <= has if version else name in extensions
+
+    return is_provided
 
 
 class Capabilities:
@@ -270,7 +268,7 @@ class Capabilities:
         self._commands.vkGetPhysicalDeviceFeatures2(
             self._device.handle, queried.pointer(f"{FEATURES_ROOT} *")
         )
-        return {feature for feature, _, at in queried.members() if queried.is_true(at)}
+        return {feature for feature, member, at in queried.members() if queried.value(member, at)}
 
     def _structs_with(self, extensions: frozenset[str]) -> tuple[Struct, ...]:
         return _available(FEATURES_ROOT, self.api_version, extensions | self._instance.extensions)
@@ -393,7 +391,8 @@ class ChosenCapabilities(Capabilities):
 
         request, available = self._request, self._available
         if request.others is OtherFeatures.NONE:
-            promoted = {name for name in available if self._provides(registry().extensions[name].promoted_to)}
+            has, known = _provided(self.api_version, frozenset()), registry().extensions
+            promoted = {name for name in available if has(known[name].promoted_to)}
             # A version may promote an extension without its features (VK_EXT_4444_formats in 1.3): then the
             # extension is needed.
             of_version = self._features_with(frozenset())
@@ -415,25 +414,15 @@ class ChosenCapabilities(Capabilities):
     def _complete(self, chosen: set[str]) -> set[str]:
         known = registry().extensions
         while True:
-            present = frozenset(chosen) | self._instance.extensions
-            added = {
-                name
-                for each in chosen
-                for name in self._lacking(known[each].depends, present)
-                if name in self._available
-            }
+            has = _provided(self.api_version, frozenset(chosen) | self._instance.extensions)
+            added = {name for each in chosen for name in lacking(known[each].depends, has)}
+            added &= self._available
             if added <= chosen:
                 return chosen
             chosen = chosen | added
 
     def _with_dependencies(self, chosen: set[str]) -> frozenset[str]:
         return _with_dependencies(frozenset(chosen), self.api_version, self._instance.extensions)
-
-    def _lacking(self, expression: str, present: frozenset[str]) -> tuple[str, ...]:
-        return lacking(expression, lambda name: provides(name, self.api_version, present))
-
-    def _provides(self, name: str) -> bool:
-        return bool(name) and provides(name, self.api_version, frozenset())
 
     def _write(self, extensions: frozenset[str], enabled: set[Feature]) -> StructChain:
         structs = [
@@ -489,15 +478,11 @@ def _with_dependencies(
 ) -> frozenset[str]:
     known = registry().extensions
     while True:
-        present = chosen | of_instance
-        unfulfilled = {each for each in chosen if not _holds(known[each].depends, api_version, present)}
+        has = _provided(api_version, chosen | of_instance)
+        unfulfilled = {each for each in chosen if not evaluate(known[each].depends, has)}
         if not unfulfilled:
             return chosen
         chosen = chosen - unfulfilled
-
-
-def _holds(expression: str, api_version: int, present: frozenset[str]) -> bool:
-    return evaluate(expression, lambda name: provides(name, api_version, present))
 
 
 def features_of_chain(address: int) -> frozenset[Feature]:
@@ -552,11 +537,8 @@ def _members(struct: Struct) -> Iterable[Any]:
 def _available(
     root: str, api_version: int, present: frozenset[str], *, core_only: bool = True
 ) -> tuple[Struct, ...]:
-    here = [
-        each
-        for each in registry().structs.values()
-        if root in each.extends and evaluate(each.requires, lambda name: provides(name, api_version, present))
-    ]
+    has, every = _provided(api_version, present), registry().structs.values()
+    here = [each for each in every if root in each.extends and evaluate(each.requires, has)]
     if core_only:
         core = {each.name for each in here if is_collection(each.name)}
         promoted = {member.name for each in here if each.name in core for member in _members(each)}

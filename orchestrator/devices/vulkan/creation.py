@@ -91,7 +91,7 @@ def capture_libraries(bound: VulkanPreparedPipelines, index: int, capture: int) 
     A driver keeps the statistics of linked code with its library. Where one fails, its pipelines link the
     library without them.
     """
-    for each in bound.all_libraries_of(np.array([index], np.int32)).tolist():
+    for each in bound.image.all_libraries_of([index]):
         if not bound.captured_libraries[each]:
             with bound.one_info(each, capture=capture) as infos:
                 handles = bound.captured_libraries[each : each + 1]

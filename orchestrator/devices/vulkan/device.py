@@ -247,7 +247,7 @@ class VulkanDevice(Device):
             batched &= ~bound.identified.lacking[indices]
             for place in np.flatnonzero(~batched & ~links).tolist():
                 with self._info(bound, int(indices[place])) as infos:
-                    keys[place] = None if infos is None else binaries.pipeline_key(infos)
+                    keys[place] = None if infos is None else binaries.pipeline_keys(infos)[0]
         for kind, places in image.by_kind(indices, batched):
             some = indices[places]
             with bound.modules(some):

@@ -64,16 +64,9 @@ class ShaderModules:
     them live until `close`, so that none has to be acquired; `any_made` where one was ever created.
     """
 
-    def __init__(
-        self,
-        modules: Sequence[ImageModule],
-        create: Callable[[ImageModule], int],
-        destroy: Callable[[int], None],
-        limit: int = DEFAULT_LIMIT,
-    ) -> None:
+    def __init__(self, context: DeviceContext, modules: Sequence[ImageModule], limit: int) -> None:
+        self._context = context
         self._modules = modules
-        self._create = create
-        self._destroy = destroy
         self._limit = limit
         self._live: dict[int, _Live] = {}
         self._size = 0
@@ -128,6 +121,18 @@ class ShaderModules:
                 self._destroy(live.handle)
             self._live.clear()
             self._size = 0
+
+    def _create(self, module: ImageModule) -> int:
+        info, words = _module_info(module)
+        try:
+            return self._context.create("vkCreateShaderModule", info)
+        except DriverError as error:
+            raise ModuleRefusedError(module.key, error) from None
+        finally:
+            del words
+
+    def _destroy(self, handle: int) -> None:
+        self._context.commands.vkDestroyShaderModule(self._context.handle, handle, self._context.allocator)
 
 
 # Names of objects in their commands and create infos, and the version suffix of both.
@@ -197,7 +202,7 @@ class VulkanPreparedPipelines(PreparedPipelines):
         self._stages = None if self.identified is None else _IdentifiedStages(self._words, self.identified)
         self.identified_libraries = np.zeros(len(image), np.bool_)
         self.remaking = threading.Lock()
-        self._modules = ShaderModules(image.modules, self._create_module, self._destroy_module, module_limit)
+        self._modules = ShaderModules(context, image.modules, module_limit)
         on_demand = modules_on_demand or self.identified is not None
         try:
             self.unusable = self._create_everything(device.observer, on_demand)
@@ -304,17 +309,8 @@ class VulkanPreparedPipelines(PreparedPipelines):
         """Libraries that some pipelines need and that were created from identifiers, dependents last."""
         if self._stages is None or not self.identified_libraries.any():
             return indices[:0]
-        chosen = self.all_libraries_of(indices)
+        chosen = np.array(self.image.all_libraries_of(indices.tolist()), np.int32)
         return chosen[self.identified_libraries[chosen]]
-
-    def all_libraries_of(self, indices: Indices) -> Indices:
-        """Libraries that some pipelines link, and those that these link, dependents last."""
-        found: set[int] = set()
-        below = {each for index in indices.tolist() for each in self.image.libraries_of(index)}
-        while below:
-            found |= below
-            below = {each for index in below for each in self.image.libraries_of(index)} - found
-        return np.array(sorted(found), np.int32)
 
     def replace_libraries(self, indices: Indices, batch: CreationBatch) -> None:
         """From now on link libraries created from code; the old ones may be in use and stay alive."""
@@ -467,18 +463,6 @@ class VulkanPreparedPipelines(PreparedPipelines):
         context.commands.vkGetShaderModuleCreateInfoIdentifierEXT(context.handle, info, answer)
         del words
         return bytes(answer.identifier[0 : answer.identifierSize])
-
-    def _create_module(self, module: ImageModule) -> int:
-        info, words = _module_info(module)
-        try:
-            return self.context.create("vkCreateShaderModule", info)
-        except DriverError as error:
-            raise ModuleRefusedError(module.key, error) from None
-        finally:
-            del words
-
-    def _destroy_module(self, handle: int) -> None:
-        self.context.commands.vkDestroyShaderModule(self.context.handle, handle, self.context.allocator)
 
 
 class _IdentifiedStages:
