@@ -50,11 +50,6 @@ class BinarySource(PipelineSource):
     """
 
     name = "binaries"
-    keeps = False
-    header_bytes = empty_bytes = 0
-    handle = 0
-    externally_synchronized = False
-    internally_synchronized_merge = True
     creates = True
     captures = False
 

@@ -13,10 +13,9 @@ MOST_KEY_BYTES: Final = 32
 
 
 class BinaryProperties(msgspec.Struct, frozen=True):
-    """VkPhysicalDevicePipelineBinaryPropertiesKHR, member by member without `pipelineBinary`."""
+    """VkPhysicalDevicePipelineBinaryPropertiesKHR, without `pipelineBinary` and what opening alone asks."""
 
     internal_cache: bool = False  # the driver's own cache can be asked for binaries by create info
-    internal_cache_control: bool = False  # the driver's own cache can be turned off when the device is opened
     prefers_internal_cache: bool = False  # the driver would rather have nothing captured
     precompiled_internal_cache: bool = False  # its own cache may hold pipelines that nobody compiled here
     compressed_data: bool = False  # binaries are compressed already

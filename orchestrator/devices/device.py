@@ -219,12 +219,12 @@ class PipelineSource:
     """
 
     name: str
-    handle: int
-    externally_synchronized: bool
-    internally_synchronized_merge: bool
-    keeps: ClassVar[bool]
-    header_bytes: ClassVar[int]
-    empty_bytes: ClassVar[int]
+    handle: int = 0
+    externally_synchronized: bool = False
+    internally_synchronized_merge: bool = True
+    keeps: ClassVar[bool] = False
+    header_bytes: ClassVar[int] = 0
+    empty_bytes: ClassVar[int] = 0
     creates: ClassVar[bool] = False
 
     def create(
@@ -364,12 +364,7 @@ class PipelineCache(PipelineSource):
 class NoSource(PipelineSource):
     """No source: VK_NULL_HANDLE. Everything is compiled, nothing is kept. For any thread and device."""
 
-    keeps = False
-    header_bytes = empty_bytes = 0
     name = "no source"
-    handle = 0
-    externally_synchronized = False
-    internally_synchronized_merge = True
 
     def __repr__(self) -> str:
         return "NO_SOURCE"

@@ -13,7 +13,7 @@ import importlib
 import os
 import threading
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from orchestrator.devices.device import Device, DeviceHandles, DeviceIdentity
 from orchestrator.devices.request import NO_WISHES, DeviceRequest, Feature, HostWishes
@@ -249,7 +249,7 @@ def list_devices(selector: str = "") -> list[DeviceIdentity]:
     _in_this_process(selector)
     from orchestrator.devices.vulkan.instance import VulkanInstance
 
-    with VulkanInstance.create() as instance:
+    with closing(VulkanInstance.create()) as instance:
         return [each.identity for each in instance.physical_devices]
 
 

@@ -78,12 +78,7 @@ def _entries(path: Path) -> Iterator[InspectedPipeline]:
 class StatisticsSource(PipelineSource):
     """What a run creates pipelines from to learn of their code. For any thread; `destroy` ends it."""
 
-    keeps = False
-    header_bytes = empty_bytes = 0
     name = "statistics"
-    handle = 0
-    externally_synchronized = False
-    internally_synchronized_merge = True
     creates = True
 
     _group: str

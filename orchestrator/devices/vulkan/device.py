@@ -45,7 +45,6 @@ from orchestrator.devices.vulkan.instance import check, new_struct
 from orchestrator.devices.vulkan.prepared import (
     CAPTURE_CODE,
     CAPTURE_STATISTICS,
-    DEFAULT_LIMIT,
     VulkanPreparedPipelines,
 )
 from orchestrator.errors import DeviceError
@@ -74,14 +73,13 @@ class VulkanDevice(Device):
 
     inspects = True
 
-    def __init__(self, context: DeviceContext, *, module_limit: int = DEFAULT_LIMIT) -> None:
+    def __init__(self, context: DeviceContext) -> None:
         super().__init__()
         self.context: Final = context
         self.identity = context.identity
         self.features = context.features
         self.capabilities: Capabilities = context.capabilities
         self.handles = context.handles
-        self._module_limit = module_limit  # bytes of SPIR-V to keep alive as shader modules
         self._capturing = threading.Lock()
         self._binaries = Binaries(context)
 
@@ -101,18 +99,10 @@ class VulkanDevice(Device):
     @property
     def binary_properties(self) -> BinaryProperties:
         """See `Device.binary_properties`."""
-
-        def has(member: str) -> bool:
-            struct = "VkPhysicalDevicePipelineBinaryPropertiesKHR"
-            return bool(self.capabilities.property_value(struct, f"pipelineBinary{member}"))
-
-        return BinaryProperties(
-            has("InternalCache"),
-            has("InternalCacheControl"),
-            has("PrefersInternalCache"),
-            has("PrecompiledInternalCache"),
-            has("CompressedData"),
-        )
+        struct = "VkPhysicalDevicePipelineBinaryPropertiesKHR"
+        members = "InternalCache", "PrefersInternalCache", "PrecompiledInternalCache", "CompressedData"
+        value = self.capabilities.property_value
+        return BinaryProperties(*(bool(value(struct, f"pipelineBinary{each}")) for each in members))
 
     # --- caches
 
@@ -163,7 +153,7 @@ class VulkanDevice(Device):
     # --- pipelines
 
     def _bind(self, given: CreateInfoImage | IdentifiedModules, on_demand: bool) -> VulkanPreparedPipelines:
-        return VulkanPreparedPipelines(self, self.context, given, self._module_limit, on_demand)
+        return VulkanPreparedPipelines(self, self.context, given, on_demand)
 
     def _create(
         self,
@@ -242,13 +232,11 @@ class VulkanDevice(Device):
         # RADV of Mesa 25.0.7 crashes when asked for the key of a graphics pipeline that links libraries.
         links = image.library_slot_start[indices + 1] > image.library_slot_start[indices]
         keys: list[bytes | None] = [None] * len(indices)
-        batched = ~links
-        if bound.identified is not None:
-            batched &= ~bound.identified.lacking[indices]
-            for place in np.flatnonzero(~batched & ~links).tolist():
-                with self._info(bound, int(indices[place])) as infos:
-                    keys[place] = None if infos is None else binaries.pipeline_keys(infos)[0]
-        for kind, places in image.by_kind(indices, batched):
+        lacking = np.zeros_like(links) if bound.identified is None else bound.identified.lacking[indices]
+        for place in np.flatnonzero(lacking & ~links).tolist():
+            with self._info(bound, int(indices[place])) as infos:
+                keys[place] = None if infos is None else binaries.pipeline_keys(infos)[0]
+        for kind, places in image.by_kind(indices, ~lacking & ~links):
             some = indices[places]
             with bound.modules(some):
                 infos = bound.create_infos(kind, some, fail_on_compile_required=False)

@@ -93,12 +93,9 @@ class Commands:
 
     def __getattr__(self, name: str) -> Any:
         # Python calls this only for missing attributes.
-        if not name.startswith("vk"):
+        if name not in COMMANDS:
             raise AttributeError(name)
-        level, _, _, requires = COMMANDS.get(name, ("", "", (), ""))
-        if level != self._level:
-            raise AttributeError(f"{name} is no {self._level} command of these bindings")
-        provider = requires.replace(",", " or ").replace("+", " with ") or "every driver"
+        provider = COMMANDS[name][3].replace(",", " or ").replace("+", " with ") or "every driver"
         raise DeviceError(
             f"{name} is not available: the {self._level} does not have it ({provider} provides it)"
         )
@@ -331,12 +328,6 @@ class VulkanInstance:
         commands = Commands("instance", find, instance)
         physical = _physical_device(commands, ffi.cast("VkPhysicalDevice", handles.physical_device))
         return cls(instance, commands, extensions, version, (physical,))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def find(self, text: str, index: int | None, driver: str, name: str) -> PhysicalDevice:
         """The first physical device that the parts of a selector fit."""

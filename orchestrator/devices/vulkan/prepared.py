@@ -47,7 +47,8 @@ from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.instance import new_struct
 from orchestrator.errors import DriverError, OrchestratorError
 
-DEFAULT_LIMIT: Final = 256 * 1024 * 1024
+MODULE_LIMIT: Final = 256 * 1024 * 1024
+"""Bytes of SPIR-V that live as shader modules of an image, unless more are in use."""
 
 
 @define(eq=False)
@@ -60,14 +61,13 @@ class _Live:
 class ShaderModules:
     """The modules of one image on one device. Thread-safe.
 
-    The bytes of SPIR-V of living modules stay below `limit`, unless more are in use. Where `all_made`, all of
-    them live until `close`, so that none has to be acquired; `any_made` where one was ever created.
+    Where `all_made`, all of them live until `close`, so that none has to be acquired; `any_made` where one
+    was ever created.
     """
 
-    def __init__(self, context: DeviceContext, modules: Sequence[ImageModule], limit: int) -> None:
+    def __init__(self, context: DeviceContext, modules: Sequence[ImageModule]) -> None:
         self._context = context
         self._modules = modules
-        self._limit = limit
         self._live: dict[int, _Live] = {}
         self._size = 0
         self._lock = threading.Lock()
@@ -75,7 +75,7 @@ class ShaderModules:
 
     def make_all(self, calling: Callable[[int], AbstractContextManager[None]]) -> dict[int, str]:
         """Create every module, if they fit, each within `calling`; returns the cause of each failure."""
-        if sum(each.code_size for each in self._modules) > self._limit:
+        if sum(each.code_size for each in self._modules) > MODULE_LIMIT:
             return {}
         problems: dict[int, str] = {}
         for index in range(len(self._modules)):
@@ -103,7 +103,7 @@ class ShaderModules:
         """End one use of a module."""
         with self._lock:
             self._live[index].users -= 1
-            if self._size > self._limit:
+            if self._size > MODULE_LIMIT:
                 for unused in [each for each, live in self._live.items() if not live.users]:
                     live = self._live.pop(unused)
                     self._size -= live.size
@@ -171,7 +171,6 @@ class VulkanPreparedPipelines(PreparedPipelines):
         device: Device,
         context: DeviceContext,
         given: CreateInfoImage | IdentifiedModules,
-        module_limit: int,
         modules_on_demand: bool,
     ) -> None:
         super().__init__(device, given)
@@ -202,7 +201,7 @@ class VulkanPreparedPipelines(PreparedPipelines):
         self._stages = None if self.identified is None else _IdentifiedStages(self._words, self.identified)
         self.identified_libraries = np.zeros(len(image), np.bool_)
         self.remaking = threading.Lock()
-        self._modules = ShaderModules(context, image.modules, module_limit)
+        self._modules = ShaderModules(context, image.modules)
         on_demand = modules_on_demand or self.identified is not None
         try:
             self.unusable = self._create_everything(device.observer, on_demand)

@@ -26,7 +26,6 @@ from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import EXECUTABLE_INFO
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.device import VulkanDevice
-from orchestrator.devices.vulkan.prepared import DEFAULT_LIMIT
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.rearranged import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -99,16 +98,9 @@ class WatchedCommands:
 class WithoutFeedback(VulkanDevice):
     """A real driver as if it had no creation feedback."""
 
-    def __init__(self, context: DeviceContext, *, module_limit: int = DEFAULT_LIMIT) -> None:
-        features = evolve(context.features, creation_feedback=False)
-        super().__init__(evolve(context, features=features), module_limit=module_limit)
-
-
-class TightOnModules(VulkanDevice):
-    """A real driver with room for no shader module beyond those in use."""
-
     def __init__(self, context: DeviceContext) -> None:
-        super().__init__(context, module_limit=1)
+        features = evolve(context.features, creation_feedback=False)
+        super().__init__(evolve(context, features=features))
 
 
 @pytest.fixture
@@ -332,9 +324,10 @@ def test_an_interrupted_prepare_leaves_nothing(driver: str, opened: Open, sample
 
 @each_driver
 def test_modules_over_the_bound_end_with_the_batch_that_used_them(
-    driver: str, opened: Open, sample: PipelineSet
+    driver: str, opened: Open, sample: PipelineSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = opened(driver, TightOnModules)
+    monkeypatch.setattr("orchestrator.devices.vulkan.prepared.MODULE_LIMIT", 1)  # bytes
+    device = opened(driver)
     image = compute_image(device, sample)
     prepared = device.prepare(image)
     watched = watch(device)
