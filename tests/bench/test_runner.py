@@ -26,7 +26,6 @@ from orchestrator.bench.jobs import (
     run_in_process,
 )
 from orchestrator.bench.rows import (
-    Row,
     Sample,
     Start,
     arm_text,
@@ -448,10 +447,6 @@ WIDE = Matrix(
 )
 
 
-def row_of(job: SampleJob, took: float = 2.0) -> Row:
-    return sample_of(job, process_s=took)
-
-
 def test_every_cell_has_its_samples_and_every_group_its_control() -> None:
     jobs = list(WIDE.jobs())
     keys = Counter(job.key for job in jobs)
@@ -491,10 +486,10 @@ def test_the_baseline_is_the_first_mode_without_shared() -> None:
 def test_the_eta_is_none_until_all_is_known_and_fewer_workers_take_longer() -> None:
     jobs = list(WIDE.jobs())
     assert eta_of(jobs, []) is None
-    rows = [row_of(job) for job in jobs if job.round == -1]
+    rows = [answer(job) for job in jobs if job.round == -1]
     assert eta_of(remaining(WIDE, rows), rows) == 2.0 * (len(jobs) - len(rows))
     # Of one device alone nothing is known about the other.
-    assert eta_of(jobs, [row_of(job) for job in jobs if job.device == "x" and job.round == -1]) is None
+    assert eta_of(jobs, [answer(job) for job in jobs if job.device == "x" and job.round == -1]) is None
     alone = [job for job in jobs if (job.workers, job.device, job.start) == (1, "x", "cold")]
-    rows = [row_of(job) for job in jobs if (job.workers, job.device, job.start) == (4, "x", "cold")]
+    rows = [answer(job) for job in jobs if (job.workers, job.device, job.start) == (4, "x", "cold")]
     assert eta_of(alone, rows) == pytest.approx(4 * 2.0 * len(alone))

@@ -26,7 +26,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -383,27 +383,6 @@ def compiled(statuses: Mapping[str, str]) -> set[str]:
     return {name for name, status in statuses.items() if status == "compiled" and not name.startswith(_LINKS)}
 
 
-def _lines(document: Mapping[str, Any]) -> Iterable[str]:
-    def counts(result: Mapping[str, Any]) -> str:
-        return result.get("unsupported") or f"{result['hits']} of {result['tried']} hit"
-
-    yield " ".join(document["device"].values())
-    for direction in ("host_in_itself", "ours_in_host"):
-        for how, result in document[direction].items():
-            yield f"{direction}, {how}: {counts(result)}"
-            yield from (f"    missed {each}" for each in result.get("missed", ()))
-    back = document["host_in_ours"]
-    yield f"host_in_ours: {back['hits']} of {back['pipelines']} hit"
-    yield (
-        f"    {back['compiled_from_empty']} pipelines are compiled from nothing, "
-        f"{back['compiled_with_host']} with the {back['compiled_by_host']} that the host compiled"
-    )
-    yield from (f"    missed {each}" for each in back["missed"])
-    for label, result in document["ours_in_changed_host"].items():
-        own = document["host_in_changed_host"][label]
-        yield f"changed: {label}: {counts(result)}; the host's own: {counts(own)}"
-
-
 def _all_found(document: Mapping[str, Any]) -> bool:
     there = document["ours_in_host"].values()
     return not document["host_in_ours"]["missed"] and all(
@@ -436,9 +415,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except HostError as error:
             print(error, file=sys.stderr)
             return 2
-    print("\n".join(_lines(document)))
+    text = json.dumps(document, indent=2)
+    print(text)
     if chosen.out:
-        chosen.out.write_text(json.dumps(document, indent=2) + os.linesep, "utf-8")
+        chosen.out.write_text(text + os.linesep, "utf-8")
     return 0 if _all_found(document) else 1
 
 

@@ -324,20 +324,6 @@ async def test_a_session_finds_them(store: BinaryStore) -> None:
     device.close()
 
 
-async def test_sources_of_another_kind_are_refused() -> None:
-    device = SimulatedDevice()
-    prepared = device.prepare(image())
-    shared = RunOptions(mode=CacheMode.SHARED)
-    for options, primary, why in (
-        (OPTIONS, device.create_pipeline_cache(), "another kind"),
-        (shared, HeldPipelines.of(device), "another kind"),
-        (OPTIONS, b"data", "no data"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            await run_pipelines(device, prepared, options, primary=primary)
-    device.close()
-
-
 @pytest.mark.parametrize(
     ("version", "why"),
     [

@@ -25,7 +25,6 @@ from orchestrator.stores.cache_file import (
     LoadResult,
     LoadStatus,
     cache_path,
-    save_cache_file,
 )
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.files.writer_lock import lock_path
@@ -35,7 +34,6 @@ from tests.stores.faults.sets import (
     OLD,
     OURS,
     compile_keys,
-    data_of,
     strict_device,
 )
 
@@ -227,17 +225,3 @@ def test_merges_count_once_and_quiet_between_merges_counts(folder: Path) -> None
     assert [each.reason for each in keeper.saves] == [SaveReason.QUIET]
     keeper.finish(cache, SaveReason.EXIT, len(OLD))
     assert len(keeper.saves) == 1
-
-
-def test_what_was_left_as_it_is_counts_as_merged_with_nothing(folder: Path) -> None:
-    path = cache_path(folder, IDENTITY)
-    save_cache_file(path, IDENTITY, data_of(OLD))
-    path.rename(previous_path(path))
-    path.mkdir()  # the previous one can be loaded, and this one cannot be looked at
-    keeper, cache = keeping(path, OURS)
-    keeper.finish(cache, SaveReason.EXIT, 1)
-    (save,) = keeper.saves
-    assert save.skipped is not None
-    assert "may be good" in save.skipped
-    assert not save.merged_with_others
-    assert keeper.notes() == []

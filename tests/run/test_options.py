@@ -16,6 +16,7 @@ from orchestrator.devices.selectors import environment_of
 from orchestrator.errors import NoDeviceError
 from orchestrator.run.compile import compile_set
 from orchestrator.run.identification import Identification
+from orchestrator.run.limits import MemoryLimitError, has_memory, limit_memory
 from orchestrator.run.options import (
     ROLLING,
     CompileOptions,
@@ -140,3 +141,24 @@ async def test_a_function_names_what_it_was_given_in_place_of_what_it_takes() ->
             await compile_set(pipelines, RunOptions())  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="'cache_directory' is empty"):
             await compile_set(pipelines, cache_directory="", opener=simulated_opener())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("MemTotal: 9 kB\nMemAvailable:  524288 kB\n", True),
+        ("MemAvailable:  524287 kB\n", False),
+        ("MemTotal: 1 kB\n", True),
+        ("MemAvailable: much\n", True),
+        (None, True),
+    ],
+)
+def test_whether_there_is_memory_for_more_work(tmp_path: Path, text: str | None, expected: bool) -> None:
+    if text is not None:
+        (tmp_path / "meminfo").write_text(text)
+    assert has_memory(512 << 20, tmp_path) is expected
+
+
+def test_a_limit_that_leaves_no_room_for_a_thread_is_refused() -> None:
+    with pytest.raises(MemoryLimitError, match="the 1 MiB that a process may have"):
+        limit_memory(1 << 20)

@@ -196,6 +196,7 @@ def test_a_subset_has_a_plan_of_its_own(tmp_path: Path) -> None:
 
 def test_a_device_that_answers_otherwise_is_decoded_for(tmp_path: Path) -> None:
     compiled(sample_path(), tmp_path)
+    assert told(compiled(sample_path(), tmp_path, GEOMETRY, selector="another")) == []  # it had none
     less = compiled(sample_path(), tmp_path, GEOMETRY)
     (note,) = told(less)
     assert note.startswith(f"{ANEW}: the device answers otherwise: feature")
@@ -203,7 +204,7 @@ def test_a_device_that_answers_otherwise_is_decoded_for(tmp_path: Path) -> None:
     assert [each.key for each in less.skipped] == [each.key for each in expected.skipped]
     assert less.skipped
     assert told(compiled(sample_path(), tmp_path, GEOMETRY)) == []
-    assert plans(tmp_path) == 1
+    assert plans(tmp_path) == 2
 
 
 @pytest.mark.parametrize("at", [0, -1])
@@ -313,26 +314,3 @@ def test_a_set_in_memory_has_no_plan(tmp_path: Path) -> None:
     assert report.counts()[OutcomeStatus.COMPILED] == 1
     assert plans(tmp_path) == 0
     assert told(report) == []
-
-
-def test_a_device_without_a_plan_takes_that_of_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cold = compiled(sample_path(), tmp_path, selector="one")
-    with monkeypatch.context() as patched:
-        patched.setattr(builder, "build_image", None)
-        other = compiled(sample_path(), tmp_path, selector="two")
-    assert_same_but_hits(cold, other)
-    assert told(other) == []
-    assert plans(tmp_path) == 1
-    # One that answers otherwise makes its own, and each then finds its own, whichever is newer.
-    less = compiled(sample_path(), tmp_path, GEOMETRY, selector="three")
-    assert less.skipped
-    assert told(less) == []
-    assert plans(tmp_path) == 2
-    monkeypatch.setattr(builder, "build_image", None)
-    for missing, selector, before in (((), "one", cold), ((GEOMETRY,), "three", less)):
-        again = compiled(sample_path(), tmp_path, *missing, selector=selector)
-        assert again.skipped == before.skipped
-        assert told(again) == []
-    assert plans(tmp_path) == 2

@@ -13,8 +13,7 @@ import trio
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.modes import CacheMode
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice
-from orchestrator.run.compile_schedule import describe, recompiled_note
-from orchestrator.run.records import CREATED_CODES
+from orchestrator.run.compile_schedule import describe
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
@@ -46,21 +45,6 @@ def test_a_trait_is_named_where_it_tells_the_compiled_from_the_found(image: Crea
     assert "that are pipeline libraries and have no shader module" in describe(
         image, without_code, ~without_code
     )
-
-
-def test_what_is_compiled_again_is_told_and_what_is_new_is_not(image: CreateInfoImage) -> None:
-    again = np.zeros(len(image), np.bool_)
-    again[:3] = True
-    known = np.zeros(len(image), np.int64)
-    known[:2] = 5
-    status = np.where(again, *CREATED_CODES).astype(np.uint8)
-    words = recompiled_note(image, status, known)
-    assert words.startswith(
-        f"2 of {len(image):,} pipelines were compiled on this device before, but not found"
-    )
-    assert " in the cache, and compiled again: " in words
-    assert " in the store of binaries, " in recompiled_note(image, status, known, "store of binaries")
-    assert recompiled_note(image, status, np.zeros_like(known)) == ""
 
 
 def test_a_run_says_so(archive: Path, tmp_path: Path) -> None:

@@ -34,15 +34,6 @@ def test_the_next_run_is_told_and_another_driver_is_not(tmp_path: Path) -> None:
     assert not opened(tmp_path, driver_version=2).of(IMAGE).any()
 
 
-def test_what_was_not_compiled_or_another_process_recorded_keeps_its_time(tmp_path: Path) -> None:
-    one, other = opened(tmp_path), opened(tmp_path)
-    one.learn(KEYS[:30], TIMES[:30])
-    other.learn(KEYS[30:], TIMES[30:])
-    assert opened(tmp_path).of(IMAGE).tolist() == TIMES.tolist()
-    opened(tmp_path).learn(KEYS, np.where(np.arange(60) < 30, 5, 0).astype(np.int64))
-    assert opened(tmp_path).of(IMAGE).tolist() == [*([5] * 30), *TIMES[30:].tolist()]
-
-
 def test_a_run_of_hits_records_nothing(tmp_path: Path) -> None:
     opened(tmp_path).learn(KEYS, np.zeros(60, np.int64))
     assert list(tmp_path.iterdir()) == []

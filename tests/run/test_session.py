@@ -192,20 +192,16 @@ async def test_progress_ends_at_exactly_what_was_submitted(workers: int) -> None
     assert (session.progress.total, session.progress.done) == (57, 57)
 
 
-async def _leave(_session: PipelineSession) -> None:
-    """Wait at the end of the block."""
-
-
-async def _sleep(_session: PipelineSession) -> None:
-    await trio.sleep_forever()
-
-
 async def _submit(session: PipelineSession) -> None:
     while True:
         await session.submit(5)
 
 
-@pytest.mark.parametrize("use", [PipelineSession.finish, _leave, _sleep, _submit])
+@pytest.mark.parametrize(
+    "use",
+    [PipelineSession.finish, lambda _: trio.lowlevel.checkpoint(), lambda _: trio.sleep_forever(), _submit],
+    ids=["finish", "leave", "sleep", "submit"],
+)
 async def test_a_bug_in_a_worker_comes_out_alone_whatever_the_block_waits_for(
     use: Callable[[PipelineSession], Awaitable[object]],
 ) -> None:

@@ -51,16 +51,23 @@ def test_recorded_costs_are_those_of_a_clock() -> None:
 # --- who is worth asking the driver about
 
 
-def test_all_modules_must_be_the_same() -> None:
-    found = candidate_duplicates(image_of([[0, 1], [1, 0], [0], [0, 1, 1], [0, 2], [2]]))
-    assert found.tolist() == [True, True, False, False, False, False]
-
-
-def test_libraries_count_as_code() -> None:
-    found = candidate_duplicates(image_of([[5], [6], [0], [0], [0], []], [[], [], [0], [0], [1], [0]]))
-    assert found.tolist() == [False, False, True, True, False, False]
-    # A library is no module of the same number.
-    assert not candidate_duplicates(image_of([[7], [8], [0], []], [[], [], [], [0]])).any()
+@pytest.mark.parametrize(
+    ("modules", "libraries", "expected"),
+    [
+        # All modules must be the same, and libraries count as code.
+        ([[0, 1], [1, 0], [0], [0, 1, 1], [0, 2], [2]], [], [True, True, False, False, False, False]),
+        (
+            [[5], [6], [0], [0], [0], []],
+            [[], [], [0], [0], [1], [0]],
+            [False, False, True, True, False, False],
+        ),
+        ([[7], [8], [0], []], [[], [], [], [0]], [False] * 4),  # a library is no module of the same number
+    ],
+)
+def test_of_whom_the_driver_is_asked(
+    modules: list[list[int]], libraries: list[list[int]], expected: list[bool]
+) -> None:
+    assert candidate_duplicates(image_of(modules, libraries)).tolist() == expected
 
 
 def test_another_kind_is_other_work() -> None:

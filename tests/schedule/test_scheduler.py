@@ -358,30 +358,6 @@ def test_what_counts_is_a_whole_number(name: str) -> None:
 # --- size
 
 
-def test_a_job_takes_less_than_400_bytes() -> None:
-    count = 1_000
-    rng = np.random.default_rng(0)
-    graph = JobGraph(
-        np.zeros(count, np.uint8),
-        np.arange(count + 1, dtype=np.int64) // 2 - (np.arange(count + 1) // 2 > 0),
-        np.zeros(count // 2 - 1, np.int32),
-        costs_ns=rng.integers(1, 10**9, count),
-        keys=rng.integers(0, count, count).astype(np.uint64),
-        pipeline_keys=rng.integers(1, count, count).astype(np.uint64),
-        module_start=np.arange(count + 1, dtype=np.int64),
-        module_index=rng.integers(0, count, count).astype(np.int32),
-    )
-    tracemalloc.start()
-    try:
-        scheduler = Scheduler(graph, 8)
-        assert tracemalloc.get_traced_memory()[0] <= 400 * count
-        for worker in range(8):
-            drain(scheduler, worker)
-        assert tracemalloc.get_traced_memory()[0] <= 400 * count
-    finally:
-        tracemalloc.stop()
-
-
 @pytest.mark.parametrize("size", [1, 64], ids=["one by one", "many at a time"])
 def test_what_comes_again_is_no_more_urgent_than_it_is_asked_for_now(size: int) -> None:
     options = ScheduleOptions(streaming=True, batch_limit=size, target_ns=size * 10**9)
