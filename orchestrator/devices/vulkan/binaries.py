@@ -234,7 +234,5 @@ class Binaries:
 
 def _unlinked(bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32]) -> CreationBatch:
     batch = CreationBatch.of_zeros(len(indices))
-    if bound.has_libraries:
-        there = [bound.has_all_libraries(index) for index in indices.tolist()]
-        batch.results[~np.array(there, np.bool_)] = ERROR_UNKNOWN
+    batch.results[~bound.are_linkable(indices)] = ERROR_UNKNOWN
     return batch

@@ -14,7 +14,6 @@ import re
 import struct as binary
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from itertools import starmap
 from typing import Any, Final
 
 from attrs import evolve
@@ -460,7 +459,7 @@ class HostCapabilities(Capabilities):
         """Accept what a host declares, if the physical device supports it."""
         super().__init__(instance, device)
         present = frozenset(extensions)
-        enabled = set(starmap(_known_feature, map(_pair, features)))
+        enabled = set(map(_known_feature, features))
         names = {each: same_members(*each) for each in enabled}
         supported = self._features_of_device(present)
         if lacking := sorted(each for each in enabled if supported.isdisjoint(names[each])):
@@ -502,17 +501,13 @@ def features_of_chain(address: int) -> frozenset[Feature]:
     return frozenset(found)
 
 
-def _pair(feature: Feature) -> Feature:
+def _known_feature(feature: Feature) -> Feature:
     if not isinstance(feature, tuple | list) or len(feature) != 2:
         raise TypeError(
             "enabled_features are pairs such as ('VkPhysicalDeviceFeatures', 'geometryShader'), not "
             f"{feature!r}"
         )
     struct, member = feature
-    return struct, member
-
-
-def _known_feature(struct: str, member: str) -> Feature:
     name = _core_name(registry().aliases.get(struct, struct))
     known = registry().structs.get(name)
     if known is None or not (name == BASE_FEATURES or FEATURES_ROOT in known.extends):

@@ -129,9 +129,7 @@ def _waves(
     # Places of pipelines all of whose libraries exist by then; the rest gets VK_ERROR_UNKNOWN.
     waiting = np.arange(len(indices))
     while waiting.size:
-        there = np.ones(len(waiting), np.bool_)
-        if bound.has_libraries:
-            there[:] = [bound.has_all_libraries(index) for index in indices[waiting].tolist()]
+        there = bound.are_linkable(indices[waiting])
         if not there.any():
             batch.results[waiting] = ERROR_UNKNOWN
             return

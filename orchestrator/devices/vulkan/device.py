@@ -208,7 +208,7 @@ class VulkanDevice(Device):
     def _executables(self, bound: VulkanPreparedPipelines, index: int, code: bool) -> PipelineExecutables:
         if not self.capabilities.has_feature(*EXECUTABLE_INFO):
             return super()._executables(bound, index, code)
-        if not bound.has_all_libraries(index):
+        if not bound.are_linkable(np.array([index])).all():
             raise creation.MissingLibraryError(int(bound.image.keys[index]))
         following = int(bound.image.feedback_next[index])
         rest = 0 if following < 0 else bound.address + following

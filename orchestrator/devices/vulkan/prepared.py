@@ -292,10 +292,12 @@ class VulkanPreparedPipelines(PreparedPipelines):
         entries = self._feedback[indices]
         return entries.view(np.uint32)[:, 0], entries[:, 1]
 
-    def has_all_libraries(self, index: int) -> bool:
-        """Whether every library that a pipeline links exists."""
-        first, last = self.image.library_slot_start[index], self.image.library_slot_start[index + 1]
-        return bool(self.library_handles[self.image.library_slot_pipeline[first:last]].all())
+    def are_linkable(self, indices: Indices) -> npt.NDArray[np.bool_]:
+        """Whether every library that each of some pipelines links exists, shape (n,)."""
+        if not self.has_libraries:
+            return np.ones(len(indices), np.bool_)
+        linked = (list(self.image.libraries_of(index)) for index in indices.tolist())
+        return np.array([self.library_handles[each].all() for each in linked], np.bool_)
 
     def keep_libraries(self, indices: Indices, handles: Handles, *, identified: bool = False) -> None:
         """Take over the handles of new libraries, and zero them in `handles`."""
