@@ -64,11 +64,6 @@ class Family:
         return f"{SELECTOR}:{self.name}"
 
 
-def is_family(name: str) -> bool:
-    """Whether the installed RADV takes a family of this name; case does not count."""
-    return bool(_taken((name.lower(),), _environment()))
-
-
 def require_family(selector: str) -> None:
     """Refuse a family that the installed RADV does not know, before the driver ends this process over it.
 
@@ -85,9 +80,10 @@ def require_family(selector: str) -> None:
             f"{selector!r} stands for several devices, and one is expected here: "
             f"`orchestrator devices --device '{selector}'` lists them"
         )
-    shim = needed_shim(dict(_environment()))
+    environment = _environment()
+    shim = needed_shim(dict(environment))
     sure = _EVERYWHERE if shim is None else gpus_of(shim)
-    if name not in sure and (shim is not None or not is_family(name)):
+    if name not in sure and (shim is not None or not _taken((name,), environment)):
         raise _no_family(name, sure)
 
 

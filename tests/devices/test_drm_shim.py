@@ -93,7 +93,7 @@ def test_without_a_shim_the_package_is_named(
     assert lacks_null_hardware(os.environ)
     monkeypatch.setattr(selectors, "shim_at_hand", lambda _: None)
     with pytest.raises(NoDeviceError, match=r"no null hardware.*install mesa-drm-shim"):
-        families.is_family("navi21")
+        families.expand("radv:navi21")
 
 
 def test_no_shim_is_taken_from_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,16 +231,13 @@ def test_a_program_that_owns_its_process_sets_its_environment_once() -> None:
 
 
 _TWO_ARCHITECTURES = """
-from orchestrator.devices import families
-from orchestrator.devices.vulkan import manifests
+import os
 from orchestrator.devices.opening import open_device, own_process
-def main(folder):
-    manifests._MANIFEST_FOLDERS = (folder,)
-    families.is_family = None  # the library for this process shows the family without the driver
+def main():
     own_process("radv:navi21")
     device = open_device("radv:navi21")
     device.close()
-    return device.identity.device_name
+    return device.identity.device_name, os.environ["VK_DRIVER_FILES"].split(":")
 """
 
 
@@ -250,14 +247,17 @@ def test_a_driver_that_is_installed_for_32_bits_too_is_opened(tmp_path: Path) ->
     elf[:8] = b"\x7fELF\x01\x01\x01\x00"  # the fifth byte: 32 bits
     library = tmp_path / "libvulkan_radeon.so"
     library.write_bytes(elf)
+    folder = tmp_path / "vulkan" / "icd.d"
+    folder.mkdir(parents=True)
     for name, content in (
         ("radeon_icd.i686.json", usual | {"ICD": usual["ICD"] | {"library_path": str(library)}}),
         ("radeon_icd.x86_64.json", usual),
     ):
-        (tmp_path / name).write_text(json.dumps(content))
-    environment = _UNSET | needed_at_start("radv:navi21")
-    name = run_on_device(None, _TWO_ARCHITECTURES, str(tmp_path), environment=environment)
+        (folder / name).write_text(json.dumps(content))
+    environment = _UNSET | needed_at_start("radv:navi21") | {"XDG_CONFIG_HOME": str(tmp_path)}
+    name, named = run_on_device(None, _TWO_ARCHITECTURES, environment=environment)
     assert "NAVI21" in name
+    assert len(named) == 2
 
 
 _LAYERS = """
