@@ -245,9 +245,9 @@ def _pack_rules(given: CompileArguments) -> _Rules:
     yield nothing, "--out: mode none keeps nothing that a pack could hold", ""
     yield given.driver_cache and not given.out, "--driver-cache: a pack is made", out
     yield (
-        given.driver_cache and (given.mode not in ("auto", "none") or given.cache_dir or given.identifiers),
+        given.driver_cache and (given.mode not in ("auto", "none") or given.identifiers),
         "--driver-cache: the pipelines are in no VkPipelineCache",
-        "leave out --mode, --cache-dir and --identifiers",
+        "leave out --mode and --identifiers",
     )
     yield clustered and not given.out, "--cluster: a pack is made", out
     yield (

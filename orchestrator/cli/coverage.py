@@ -20,7 +20,7 @@ from orchestrator.cli.stopping import run_until_signal
 from orchestrator.cli.values import archive_paths, trusted_key
 from orchestrator.errors import DeviceError, NoDeviceError
 from orchestrator.packs.coverage import Coverage, PackCoverage, installed, require_misses
-from orchestrator.packs.driver_cache import alone
+from orchestrator.packs.driver_cache import offering_nothing
 from orchestrator.run.records import Hash
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.subset import WHOLE
@@ -90,7 +90,7 @@ def _looked_up(whole: PackCoverage, noted: Coverage, paths: list[str], view: Pro
         with installed(whole.pack, noted.target) as (directory, options):
             told = {"cache_directory": directory, "on_stage": view.stage, "on_progress": view.progress}
             if options.environment:
-                empty = evolve(options, environment=alone(options.environment))
+                empty = evolve(options, environment=offering_nothing(options.environment))
                 require_misses(run_until_signal(partial(IN_TURN.compile, paths, empty, **told)))
             report = run_until_signal(partial(IN_TURN.compile, paths, options, **told))
         return whole.run(noted.target, report)

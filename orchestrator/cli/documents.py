@@ -253,10 +253,7 @@ class PackedTarget(Record, frozen=True, kw_only=True):
             parts=tuple(each.text for each in target.parts),
             missing=tuple(missing_shards(target.parts)),
             problem=target.problem or None,
-            **{
-                each: target.count(each)
-                for each in ("created", "skipped", "failed", "quarantined", "not_run")
-            },
+            **{each: target.count(each) for each in _COUNTED},
             **more,
         )
 

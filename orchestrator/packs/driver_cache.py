@@ -33,18 +33,13 @@ READ_ONLY: Final = "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS"
 _ON: Final = ("MESA_SHADER_CACHE_DISABLE", b"false")
 
 
-def filling_folder(place: Path, pack: Path, identity: ProfileIdentity) -> Path:
-    """Where a driver fills what a pack takes, in a cache directory."""
-    of_pack = content_hash128(os.fsencode(os.path.realpath(pack))).hex()[:16]
-    return place.absolute() / "driver-caches" / f"{of_pack}-{identity.pipeline_cache_uuid}"
+def filled_files(place: Path, pack: Path, identity: ProfileIdentity) -> list[Path]:
+    """What a driver filled for a pack in a cache directory: the files of `DRIVER_CACHE_SUFFIXES`, or none.
 
-
-def filled_files(folder: Path) -> list[Path]:
-    """The files that a driver filled in a folder, in the order of `DRIVER_CACHE_SUFFIXES`, or none.
-
-    A driver begins some for each device that it sees; these are the largest.
+    A driver begins files for each device that it sees; these are the largest.
     """
-    found = max(folder.glob(_CONTENT), key=lambda each: each.stat().st_size, default=None)
+    every = _folder(place, pack, identity).glob(_CONTENT)
+    found = max(every, key=lambda each: each.stat().st_size, default=None)
     if found is None or found.stat().st_size <= _HEADER_SIZE:
         return []
     return [found.with_name(found.stem + suffix) for suffix in DRIVER_CACHE_SUFFIXES]
@@ -60,9 +55,9 @@ def filling(pack: Pack, selector: str, place: Path) -> Variables:
     """
     with pack_driver(selector) as driver:
         identity = driver.device.identity
-    folder, target = filling_folder(place, pack.directory, identity), pack.manifest.target_of(identity)
+    folder, target = _folder(place, pack.directory, identity), pack.manifest.target_of(identity)
     ensure_directory(folder)
-    filled = filled_files(folder)
+    filled = filled_files(place, pack.directory, identity)
     for had in () if target is None else target.as_it_was.driver_cache:
         if not any(_begins_with(each, had) for each in filled):
             why = f"nothing can be added to it: {folder}, where a driver fills it, does not begin with it"
@@ -74,6 +69,11 @@ def filling(pack: Pack, selector: str, place: Path) -> Variables:
         (READ_ONLY, b""),  # what the driver finds there, it does not write
         _ON,
     )
+
+
+def _folder(place: Path, pack: Path, identity: ProfileIdentity) -> Path:
+    of_pack = content_hash128(os.fsencode(os.path.realpath(pack))).hex()[:16]
+    return place.absolute() / "driver-caches" / f"{of_pack}-{identity.pipeline_cache_uuid}"
 
 
 def _begins_with(path: Path, had: PackedFile) -> bool:
@@ -144,8 +144,8 @@ def _proven_stems(pack: Pack, target: PackTarget | None) -> Iterable[str]:
     return [each.removesuffix(content) for each in names]
 
 
-def alone(variables: Variables) -> Variables:
-    """Of the variables of `offered` those without what is offered."""
+def offering_nothing(variables: Variables) -> Variables:
+    """The variables of `offered` without the caches of packs."""
     return (*(each for each in variables if each[0] in ("MESA_SHADER_CACHE_DIR", _ON[0])), (READ_ONLY, b""))
 
 

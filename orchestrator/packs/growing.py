@@ -22,7 +22,7 @@ from orchestrator.devices.families import SELECTOR, one_spelling
 from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.packs.driver import Install, Installed, pack_driver
-from orchestrator.packs.driver_cache import Variables, filled_files, filling, filling_folder
+from orchestrator.packs.driver_cache import Variables, filled_files, filling
 from orchestrator.run.binaries import state_key
 from orchestrator.run.records import CompileReport, OutcomeStatus, plain_text
 from orchestrator.stores.binary_export import device_export, join_exports, prove_export
@@ -179,7 +179,7 @@ class GrowingPack:
         if any(bool(each.as_it_was.driver_cache) is (driver_caches is None) for each in with_data):
             why = "a pack has drivers' own caches (--driver-cache) or others, and never both"
             raise PackError(directory, why, "name another --out, and publish both packs")
-        pack._take_over(pack._pack.manifest.targets)
+        pack._take_over(earlier.manifest.targets)
         writer.prepare()
         writer.sweep()
         if driver_caches is not None:
@@ -354,19 +354,15 @@ class GrowingPack:
     def _kept_driver_cache(self, report: CompileReport) -> tuple[PackedFile, ...]:
         """The files of the driver's own cache, which only grow."""
         identity = report.device.identity
-        stem = cache_path(self.writer.directory, identity).stem
-        folder = self.driver_caches and filling_folder(
-            self.driver_caches, self.writer.directory, ProfileIdentity.of(identity)
-        )
-        if not folder or not (filled := filled_files(folder)):
+        assert self.driver_caches is not None  # noqa: S101 - no other pack is made in mode none
+        filled = filled_files(self.driver_caches, self.writer.directory, ProfileIdentity.of(identity))
+        found = [content for each in filled if (content := self.writer.content(each)) is not None]
+        if len(found) < len(DRIVER_CACHE_SUFFIXES):
             why = f"{driver_words(identity)} wrote no cache of its own"
             raise PackError(self.writer.directory, why, "use a driver of Mesa's that has a disk cache")
-        files = []
-        for suffix, each in zip(DRIVER_CACHE_SUFFIXES, filled, strict=True):
-            if (content := self.writer.content(each)) is None:
-                raise PackError(each, "there is no such file", "remove its folder, and compile again")
-            files.append(self.writer.add(stem + suffix, content))
-        return tuple(files)
+        stem = cache_path(self.writer.directory, identity).stem
+        names = [stem + suffix for suffix in DRIVER_CACHE_SUFFIXES]
+        return tuple(map(self.writer.add, names, found))
 
     def _add_earlier(self, selector: str, before: PackTarget, cache_file: Path) -> bool:
         """Have the driver add the cache that the pack had to one elsewhere, which then takes its place.

@@ -67,12 +67,8 @@ class ThreadMeter(AbstractContextManager["ThreadMeter"]):
             return 0
         try:
             return int(os.pread(self._fd, _STATISTICS_BYTES, 0).split(None, 2)[1])
-        except (
-            OSError,
-            IndexError,
-            ValueError,
-        ):  # a kernel without scheduler statistics: unknown from now on
-            self.__exit__()
+        except (OSError, IndexError, ValueError):
+            self.__exit__()  # a kernel without scheduler statistics: unknown from now on
             return 0
 
 

@@ -27,9 +27,7 @@ from outcome import Outcome, capture
 
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.modes import CacheMode
-from orchestrator.devices.request import (
-    DeviceRequest,
-)
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DriverError, expect, shown
 from orchestrator.process import StageClock
 from orchestrator.run.execution import run_pipelines

@@ -365,6 +365,8 @@ def test_a_hostile_index_is_refused_by_name_and_nothing_is_written(
         (lambda files: files[0].update(name="evil.so"), "is of no kind"),
         (lambda files: files[0].update(size=1 << 40), "<= 1073741824"),
         (lambda files: files.extend(files * 5), "length <= 5"),
+        (lambda files: files[0].update(name="evil_idx.foz"), "not the two files of one driver cache"),
+        (lambda files: files.extend({**files[0], "name": f"{n}.foz"} for n in "ab"), "not the two files"),
     ],
 )
 def test_a_hostile_manifest_of_a_release_that_nobody_signed_is_refused(

@@ -97,10 +97,11 @@ def test_an_application_without_a_cache_compiles_nothing(
 
 
 def test_a_pack_grows_where_it_was_filled(tmp_path: Path, orchestrator: Orchestrator) -> None:
-    fill = ("compile", "-d", RADV, "--driver-cache", "--out", "ship", "--shard")
+    fill = ("compile", "-d", RADV, "--driver-cache", "--cache-dir", "place", "--out", "ship", "--shard")
     orchestrator(*fill, "1/2", "sample")
     (half,) = targets_of(orchestrator("coverage", "sample", "ship", "--run", "--json", code=1))
     assert 50 < half["held"] < half["pipelines"] - 50
+    assert len([*(tmp_path / "place/driver-caches").iterdir()]) == 1
     shutil.copytree(tmp_path / "ship", tmp_path / "copy")
     orchestrator(*fill, "2/2", "sample")
     (whole,) = targets_of(orchestrator("coverage", "sample", "ship", "--run", "--json"))
@@ -109,7 +110,7 @@ def test_a_pack_grows_where_it_was_filled(tmp_path: Path, orchestrator: Orchestr
     def is_refused(said: str, *arguments: str) -> None:
         assert said in orchestrator(*arguments, code=2).stderr
 
-    is_refused("nothing can be added to it", *fill[:5], "copy", "sample")
+    is_refused("nothing can be added to it", *fill[:7], "copy", "sample")
     is_refused("never both", "compile", "sample", "-d", RADV, "--out", "ship")
     is_refused("no driver joins", "merge", "ship", "copy", "-o", "both")
     orchestrator("verify", "ship", "--complete")
