@@ -23,7 +23,7 @@ from orchestrator.cli.output import take_display
 from orchestrator.cli.program import main
 from orchestrator.sets.archive.reader import RECORD_SIZE, Archive
 from orchestrator.sets.records import RecordTag
-from tests.drivers import REPOSITORY
+from tests.drivers import REPOSITORY, missing
 from tests.run.small_sets import write_small_set
 
 
@@ -190,3 +190,21 @@ def cut_set(small_set: Path) -> Path:
         offset = archive.offset(RecordTag.COMPUTE_PIPELINE, archive.keys(RecordTag.COMPUTE_PIPELINE)[8])
     path.write_bytes(small_set.read_bytes()[: offset + RECORD_SIZE + 3])
     return path
+
+
+@pytest.fixture(scope="session")
+def other_mesa(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another build of Mesa, unpacked from its package and not installed."""
+    folder = tmp_path_factory.mktemp("mesa")
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        missing("apt-get and dpkg-deb, for another build of Mesa")
+    listed = subprocess.run(
+        ["apt-cache", "madison", "mesa-vulkan-drivers"], capture_output=True, text=True, check=False
+    )
+    versions = [line.split("|")[1].strip() for line in listed.stdout.splitlines()]
+    get = ["apt-get", "download", f"mesa-vulkan-drivers={versions[-1] if versions else ''}"]
+    if len(versions) < 2 or subprocess.run(get, cwd=folder, capture_output=True, check=False).returncode:
+        missing("another build of mesa-vulkan-drivers in the lists of apt")
+    (package,) = folder.glob("*.deb")
+    subprocess.run(["dpkg-deb", "-x", package, folder / "root"], check=True)
+    return folder / "root"

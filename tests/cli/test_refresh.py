@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 from pathlib import Path
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 
 from orchestrator.cli.stopping import run_until_signal
 from orchestrator.stores.compiles import remember_compile, remembered_compiles
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, run_program
 
 
 @pytest.fixture
@@ -94,3 +95,27 @@ def test_a_pack_grows_by_what_another_driver_makes(call: Call, small_set: Path, 
     assert call("verify", pack, "--complete", "--trust", tmp_path / "team.pub").code == 0
     shutil.rmtree(pack)
     assert outcomes(call, place) == (0, ["left"])
+
+
+@pytest.mark.driver
+def test_what_another_build_of_mesa_compiled_is_compiled_again(other_mesa: Path, tmp_path: Path) -> None:
+    (manifest,) = other_mesa.glob("usr/share/vulkan/icd.d/radeon_icd*.json")
+    icd = json.loads(manifest.read_text())
+    (library,) = other_mesa.glob("usr/lib/*/libvulkan_radeon.so")
+    icd["ICD"]["library_path"] = str(library)
+    (old := tmp_path / "old.json").write_text(json.dumps(icd))
+    places = "--cache-dir", tmp_path / "place"
+    compiles = "compile", "sample", "-d", "radv:navi21", "--shard", "1/8", *places
+
+    def outcomes_here() -> list[str]:
+        done = run_program("refresh", *places, "--json")
+        assert done.code == 0, done.err
+        return [each["outcome"] for each in done.document["compiles"]]
+
+    for more in ((), ("--driver-cache", "--out", tmp_path / "pack")):
+        done = run_program(*compiles, *more, environment={"VK_DRIVER_FILES": str(old)})
+        assert done.code == 0, done.err
+    assert outcomes_here() == ["compiled", "compiled"]
+    assert outcomes_here() == ["fits", "fits"]
+    targets = run_program("inspect", tmp_path / "pack", "--json").document["files"][0]["targets"]
+    assert len({each["driver"] for each in targets if each["driver_cache"]}) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,24 +48,6 @@ def library() -> Path:
     """The installed RADV."""
     found = driver_library(environment_of(DEVICE, base={}))
     return found or missing("RADV")
-
-
-@pytest.fixture(scope="module")
-def other_mesa(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another build of Mesa, unpacked from its package and not installed."""
-    folder = tmp_path_factory.mktemp("mesa")
-    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-        missing("apt-get and dpkg-deb, for another build of Mesa")
-    listed = subprocess.run(
-        ["apt-cache", "madison", "mesa-vulkan-drivers"], capture_output=True, text=True, check=False
-    )
-    versions = [line.split("|")[1].strip() for line in listed.stdout.splitlines()]
-    get = ["apt-get", "download", f"mesa-vulkan-drivers={versions[-1] if versions else ''}"]
-    if len(versions) < 2 or subprocess.run(get, cwd=folder, capture_output=True, check=False).returncode:
-        missing("another build of mesa-vulkan-drivers in the lists of apt")
-    (package,) = folder.glob("*.deb")
-    subprocess.run(["dpkg-deb", "-x", package, folder / "root"], check=True)
-    return folder / "root"
 
 
 def test_two_copies_of_one_build_are_identical(regress: Regress, library: Path, tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.conftest import Done, run_program
 from tests.drivers import driver_environment, require_header, require_tool
 from tests.hosts.run_host import Host, device_name, quiet_environment, recorded_application
 from tests.packs.web import served
@@ -19,38 +18,28 @@ from tests.packs.web import served
 RADV = "radv:navi31"
 OTHER = "radv:navi21"
 READ_ONLY = "MESA_DISK_CACHE_READ_ONLY_FOZ_DBS"
-Orchestrator = Callable[..., subprocess.CompletedProcess[str]]
+Orchestrator = Callable[..., Done]
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     variables = quiet_environment(driver_environment(RADV))
-    return variables | {
-        "MESA_SHADER_CACHE_DIR": str(tmp_path / "own"),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-    }
+    places = {"MESA_SHADER_CACHE_DIR": str(tmp_path / "own"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    return variables | places
 
 
 @pytest.fixture
 def orchestrator(tmp_path: Path, environment: dict[str, str]) -> Orchestrator:
-    def run(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "orchestrator", *map(str, arguments)],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
+    def run(*arguments: object, code: int = 0) -> Done:
+        done = run_program(*map(str, arguments), cwd=tmp_path, environment=environment)
+        assert done.code == code, done.err
         return done
 
     return run
 
 
-def targets_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
-    return list(json.loads(done.stdout)["targets"])
+def targets_of(done: Done) -> list[dict[str, Any]]:
+    return list(done.document["targets"])
 
 
 def test_an_application_without_a_cache_compiles_nothing(
@@ -78,22 +67,22 @@ def test_an_application_without_a_cache_compiles_nothing(
         shutil.rmtree(tmp_path / each)
     with served(tmp_path / "site") as web:
         release = ("--trust", "team.pub", "-d", RADV, "--cache-dir", "player")
-        assert "orchestrator run" in orchestrator("install", web.address, *release).stdout
+        assert "orchestrator run" in orchestrator("install", web.address, *release).out
     orchestrator("compile", "sample", "-d", RADV, "--cache-dir", "player", "--expect-hits")
     delivered = ("run", "player/delivered/release", "--trust", "team.pub", "-d")
-    variables = json.loads(orchestrator(*delivered, RADV, "--json").stdout)["variables"]
+    variables = orchestrator(*delivered, RADV, "--json").document["variables"]
     found = host.run(application, environment | variables, device=device_name(RADV), forbid=True)
     assert (found.exit_code, found.misses, found.tried) == (0, frozenset(), without.tried)
 
     program = (sys.executable, "-c", f"import os; exit(len(os.environ[{READ_ONLY!r}]) > 9)")
     orchestrator(*delivered, RADV, "--", *program, code=1)
     none = orchestrator(*delivered, RADV, "--", tmp_path / "nope", code=2)
-    assert "cannot be started: No such file" in none.stderr
+    assert "cannot be started: No such file" in none.err
     other = orchestrator(*delivered, OTHER, "--", *program, code=2)
-    assert "no driver cache for Null hardware (RADV NAVI21)" in other.stderr
+    assert "no driver cache for Null hardware (RADV NAVI21)" in other.err
     (file,) = (tmp_path / "player/delivered/release/ship").glob("*_idx.foz")
     file.write_bytes(file.read_bytes()[:-1])
-    assert f"{file.name}: it is damaged" in orchestrator(*delivered, RADV, "--", *program, code=2).stderr
+    assert f"{file.name}: it is damaged" in orchestrator(*delivered, RADV, "--", *program, code=2).err
 
 
 def test_a_pack_grows_where_it_was_filled(tmp_path: Path, orchestrator: Orchestrator) -> None:
@@ -108,7 +97,7 @@ def test_a_pack_grows_where_it_was_filled(tmp_path: Path, orchestrator: Orchestr
     assert (whole["missing"], whole["proven"]) == ([], True)
 
     def is_refused(said: str, *arguments: str) -> None:
-        assert said in orchestrator(*arguments, code=2).stderr
+        assert said in orchestrator(*arguments, code=2).err
 
     is_refused("nothing can be added to it", *fill[:7], "copy", "sample")
     is_refused("never both", "compile", "sample", "-d", RADV, "--out", "ship")
@@ -127,18 +116,18 @@ def test_a_release_serves_without_a_pack_that_is_damaged(
     for at in range(9):
         shutil.copytree(tmp_path / "one", tmp_path / "all" / str(at))
     is_listed = ("run", "all", "-d", RADV, "--json")
-    assert "reads 8 caches" in orchestrator(*is_listed, code=2).stderr
+    assert "reads 8 caches" in orchestrator(*is_listed, code=2).err
     (file,) = (tmp_path / "all/3").glob("*_idx.foz")
     file.write_bytes(file.read_bytes()[:-1])
     (tmp_path / "all/4").chmod(0o777)
     shown = orchestrator(*is_listed)
-    assert [each in shown.stderr for each in ("it is damaged", "all/4")] == [True, True]
-    assert len(json.loads(shown.stdout)["variables"][READ_ONLY].split(",")) == 7
+    assert [each in shown.err for each in ("it is damaged", "all/4")] == [True, True]
+    assert len(shown.document["variables"][READ_ONLY].split(",")) == 7
     environment[READ_ONLY] = "mine"
     shown = orchestrator(*is_listed)
-    assert json.loads(shown.stdout)["variables"][READ_ONLY].startswith("mine,")
+    assert shown.document["variables"][READ_ONLY].startswith("mine,")
     # What the driver finds elsewhere is in the pack all the same.
-    environment.update(json.loads(shown.stdout)["variables"])
+    environment.update(shown.document["variables"])
     orchestrator(*fill, "another")
     environment.pop(READ_ONLY)
     (target,) = targets_of(orchestrator("coverage", "sample", "another", "--run", "--json", code=1))
@@ -150,11 +139,11 @@ def test_a_release_serves_without_a_pack_that_is_damaged(
     killed = "import os; os.kill(os.getpid(), 15)"
     orchestrator("run", "one", "-d", RADV, "--", sys.executable, "-c", killed, code=-15)
     environment["MESA_SHADER_CACHE_DIR"] = "/proc/none"
-    assert "Mesa reads no cache" in orchestrator("run", "one", "-d", RADV, code=2).stderr
+    assert "Mesa reads no cache" in orchestrator("run", "one", "-d", RADV, code=2).err
 
 
 def test_a_driver_that_writes_no_cache_is_named(orchestrator: Orchestrator) -> None:
     done = orchestrator(
         "compile", "sample", "-d", "simulated", "--driver-cache", "--out", "ship", "--json", code=2
     )
-    assert "wrote no cache of its own" in done.stdout
+    assert "wrote no cache of its own" in done.out
