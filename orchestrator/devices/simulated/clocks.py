@@ -11,9 +11,8 @@ import threading
 import time
 from typing import Final, Protocol
 
-_NS_PER_ITERATION: Final = (
-    2_000  # more than a derivation takes for one: what is left is burned by later calls
-)
+# More than a derivation takes for one: what is left is burned by later calls.
+_NS_PER_ITERATION: Final = 2_000
 
 
 class Clock(Protocol):
