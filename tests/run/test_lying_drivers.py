@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -212,13 +213,25 @@ async def test_a_warm_cache_that_grew_is_saved_though_all_is_called_a_hit(
 async def test_equal_content_in_several_caches_is_no_loss() -> None:
     """A cache with nothing but what the primary holds, some bytes larger than that, is no false alarm."""
 
+    merged, compiled_keys = threading.Event(), list[int]()
+
     class Padding(SimulatedDevice):
         def _cache_size(self, cache: PipelineCache) -> int:
             return super()._cache_size(cache) + 4 * (cache.name != "primary")
 
-    device = Padding(SimulatedOptions(same_binary=dict.fromkeys(range(1, 40), 0)))
-    options = RunOptions(workers=1, merge=EACH_BATCH, schedule=ONE)
-    report = await run_pipelines(device, prepared_set(device, 40), options)
+        def _merge_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
+            super()._merge_caches(destination, sources)
+            merged.set()
+
+    def half_after_a_merge(key: int) -> None:
+        compiled_keys.append(key)
+        if len(compiled_keys) == 20:
+            assert merged.wait(60)
+
+    options = SimulatedOptions(same_binary=dict.fromkeys(range(1, 40), 0), on_compile=half_after_a_merge)
+    device = Padding(options)
+    run = RunOptions(workers=1, merge=EACH_BATCH, schedule=ONE)
+    report = await run_pipelines(device, prepared_set(device, 40), run)
     assert report.merge is not None
     assert report.merge.rolling is not None
     assert report.merge.rolling.folds > 1
